@@ -1,0 +1,164 @@
+"""What a place where cells run must give: a byte stream to a worker inside it, a way to put files there, an end.
+
+A driver knows nothing of models, prompts or answers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from msgspec import Struct, field
+
+T = TypeVar("T")
+
+
+class Scope(Protocol):
+    """What outlives a run: the engine scope of an `AsyncRLM`, or a `Repl`'s own."""
+
+    async def shared(self, key: Hashable, factory: Callable[[], AbstractAsyncContextManager[T]]) -> T:
+        """The value of the context manager entered under `key`: entered by the first who asks, left with the scope.
+
+        It is left by another task than entered it, so it must not hold a task group or a cancel scope open.
+        """
+        ...
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """What every environment can be told where it makes sense; the defaults are the local environment's."""
+
+    cell_timeout: float | None = 120.0
+    """Seconds a cell may run while none of its sub-calls or tool calls is in flight; None for no limit."""
+    memory_limit: int | str | None = "2GB"
+    """Bytes of data segment per process, or a str such as "2GB"."""
+    max_processes: int | None = 64
+    max_file_size: int | str | None = "1GB"
+    max_output: int = 131_072
+    """Bytes kept of each output stream of a cell, half of them its head and half its tail."""
+    setup_code: str | None = None
+    """Code run in the worker before the first cell."""
+
+
+class Printed(Struct, frozen=True, kw_only=True):
+    """What a cell wrote to one stream: head and tail of at most half `max_output` each, and how much lay between."""
+
+    head: bytes = b""
+    tail: bytes = b""
+    omitted: int = 0
+
+    def text(self) -> str:
+        """The text, with one line that says how much was left out, if any was."""
+        if not self.omitted:
+            return (self.head + self.tail).decode("utf-8", "replace")
+        note = f"\n[... {self.omitted:,} bytes left out ...]\n"
+        return self.head.decode("utf-8", "replace") + note + self.tail.decode("utf-8", "replace")
+
+
+class Exit(Struct, frozen=True, kw_only=True):
+    """How a worker ended: an exit code, or minus the number of the signal that ended it; None if not known."""
+
+    status: int | None = None
+    reason: str = ""
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """What is in force in a sandbox, for `repr`, the run-started event and `isolation="strict"`."""
+
+    environment: str
+    python: str = ""
+    isolation: dict[str, Any] = field(default_factory=dict)
+    """Attack row → what holds it, or None where nothing does."""
+
+
+class Sandbox(ABC):
+    """One worker and what is around it. Owned by one run.
+
+    `send` and `receive` are each used by one task at a time; any other method may be called meanwhile.
+    """
+
+    passes_files: ClassVar[bool] = False
+    """True if `pass_file` can hand an open file of the host to the worker."""
+
+    report: Report
+
+    @abstractmethod
+    async def send(self, data: bytes) -> None:
+        """Send all of `data` to the worker.
+
+        Raises:
+            anyio.BrokenResourceError: if the worker is gone.
+        """
+
+    def send_nowait(self, data: bytes) -> int:
+        """Send what fits without waiting and return how many bytes that was; 0 where a driver can't tell."""
+        return 0
+
+    @abstractmethod
+    async def receive(self) -> bytes:
+        """At least one byte from the worker.
+
+        Raises:
+            anyio.EndOfStream: once the worker and everything it started is gone.
+        """
+
+    async def pump(self) -> None:
+        """Run beside `receive` for as long as the sandbox lives; drivers that read output streams do it here."""
+
+    def take_output(self) -> tuple[Printed, Printed] | None:
+        """What was written to standard output and error since the last call, all of what the kernel holds included.
+
+        None in drivers whose worker output arrives as `output` frames.
+        """
+        return None
+
+    @abstractmethod
+    async def put_file(self, name: str, chunks: Iterable[bytes]) -> str:
+        """Write a file of this name in the sandbox and return the path at which the worker can open it.
+
+        `chunks` may be slow to make (encoding of a large text): it is consumed in a worker thread where it matters.
+        """
+
+    async def pass_file(self, path: Path) -> None:
+        """Hand an open, read-only descriptor of `path` to the worker, ahead of the next bytes sent.
+
+        Only where `passes_files`. The worker takes descriptors in the order they were passed.
+        """
+        raise NotImplementedError
+
+    @abstractmethod
+    def interrupt(self) -> None:
+        """Ask the worker to stop its cell (SIGINT). Does not wait."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End the worker and everything it started, now. Does not wait: `receive` then ends."""
+
+    def cpu_seconds(self) -> float | None:
+        """CPU time of the worker process so far, or None where it can't be told."""
+        return None
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Kill what is left and release everything, also if cancelled meanwhile. Closing twice is fine."""
+
+
+class Environment(Struct, frozen=True, kw_only=True, dict=True):
+    """A kind of place where cells run, and its settings. Immutable, shared by any number of runs.
+
+    Subclasses are frozen Structs too and define `name` and `open`.
+    """
+
+    name: ClassVar[str]
+    settings: Settings = Settings()
+
+    async def open(self, scope: Scope) -> Sandbox:
+        """Start a worker. Returns before it said `ready`.
+
+        Raises:
+            SandboxLost: if it can't be had.
+            ConfigurationError: if `isolation="strict"` asks for what does not hold here.
+        """
+        raise NotImplementedError

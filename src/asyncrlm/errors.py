@@ -1,0 +1,174 @@
+"""Every error of asyncrlm, one tree.
+
+    RLMError
+     ├── ConfigurationError            the caller's mistake; the message names the right call
+     ├── LimitError                    a limit of the tree was met
+     │    ├── BudgetExceededError
+     │    ├── TimeoutExceededError
+     │    ├── TokenLimitExceededError
+     │    ├── SubcallLimitExceededError
+     │    └── ErrorThresholdExceededError
+     ├── CancellationError             Ctrl-C inside the blocking `RLM.completion`
+     ├── SandboxLost                   the place where cells run is gone and could not be had again
+     ├── ProtocolError                 a worker sent what no honest worker sends
+     └── LMError                       a model could not be asked, or did not answer
+
+Each carries what a caller needs to go on: `partial_answer`, `usage_summary`, `run_id`, `metadata`.
+All of them can be pickled.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from .types import UsageSummary
+
+LMErrorKind = Literal[
+    "authentication",
+    "permission",
+    "not_found",
+    "unknown_model",
+    "bad_request",
+    "too_long",
+    "rate_limit",
+    "quota",
+    "timeout",
+    "connection",
+    "server",
+    "bad_reply",
+    "empty",
+    "refusal",
+    "other",
+]
+
+
+def _rebuild(cls: type[RLMError], args: tuple[Any, ...], state: dict[str, Any]) -> RLMError:
+    error = cls.__new__(cls)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class RLMError(Exception):
+    """Base of every error that asyncrlm raises on purpose.
+
+    Attributes:
+        partial_answer: The best text the run had when it ended, or None.
+        usage_summary: What the whole tree had used by then, or None before the first request.
+        run_id: The run that ended, or None where no run had begun.
+        metadata: The trajectory so far, kept only if a logger, a stream or `verbose` asked for it.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        partial_answer: str | None = None,
+        usage_summary: UsageSummary | None = None,
+        run_id: str | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.partial_answer = partial_answer
+        self.usage_summary = usage_summary
+        self.run_id = run_id
+        self.metadata = metadata
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+class ConfigurationError(RLMError, ValueError):
+    """The call itself is wrong; the message says which call is right."""
+
+
+class LimitError(RLMError):
+    """A limit of the tree was met. Unlike `LMError`, asking again does not help."""
+
+
+class BudgetExceededError(LimitError):
+    """`spent` of a `budget`, both in USD."""
+
+    def __init__(self, spent: float, budget: float, message: str | None = None, **details: Any) -> None:
+        super().__init__(message or f"budget exceeded: ${spent:.6f} of ${budget:.6f} spent", **details)
+        self.spent = spent
+        self.budget = budget
+
+
+class TimeoutExceededError(LimitError):
+    """`elapsed` of a `timeout`, both in seconds."""
+
+    def __init__(self, elapsed: float, timeout: float, message: str | None = None, **details: Any) -> None:
+        super().__init__(message or f"timeout exceeded: {elapsed:.1f} s of {timeout:.1f} s", **details)
+        self.elapsed = elapsed
+        self.timeout = timeout
+
+
+class TokenLimitExceededError(LimitError):
+    """`tokens_used` of a `token_limit`, input and output of the whole tree together."""
+
+    def __init__(self, tokens_used: int, token_limit: int, message: str | None = None, **details: Any) -> None:
+        super().__init__(message or f"token limit exceeded: {tokens_used:,} of {token_limit:,} used", **details)
+        self.tokens_used = tokens_used
+        self.token_limit = token_limit
+
+
+class SubcallLimitExceededError(LimitError):
+    """`subcalls` LM calls made by cells of the whole tree, of a `limit`."""
+
+    def __init__(self, subcalls: int, limit: int, message: str | None = None, **details: Any) -> None:
+        super().__init__(message or f"sub-call limit exceeded: {subcalls:,} of {limit:,} made", **details)
+        self.subcalls = subcalls
+        self.limit = limit
+
+
+class ErrorThresholdExceededError(LimitError):
+    """`error_count` turns in a row whose cells raised, at a `threshold`; `last_error` is the last traceback."""
+
+    def __init__(
+        self, error_count: int, threshold: int, last_error: str | None = None, message: str | None = None, **details: Any
+    ) -> None:
+        super().__init__(message or f"{error_count} turns in a row failed (threshold {threshold})", **details)
+        self.error_count = error_count
+        self.threshold = threshold
+        self.last_error = last_error
+
+
+class CancellationError(RLMError):
+    """Ctrl-C while `RLM.completion` was running. Async callers see their framework's own cancellation instead."""
+
+
+class SandboxLost(RLMError):
+    """The sandbox ended and a new one could not be had, or kept ending."""
+
+
+class ProtocolError(RLMError):
+    """A worker broke the wire protocol. Its sandbox is closed; nothing else is touched."""
+
+
+class LMError(RLMError):
+    """A model could not be asked, or did not answer.
+
+    Attributes:
+        kind: What went wrong, in one word.
+        status: The HTTP status, where there was one.
+        retryable: Whether the same request may succeed later.
+        retry_after: Seconds the server asked to wait, where it did.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: LMErrorKind = "other",
+        status: int | None = None,
+        retryable: bool = False,
+        retry_after: float | None = None,
+        **details: Any,
+    ) -> None:
+        super().__init__(message, **details)
+        self.kind: LMErrorKind = kind
+        self.status = status
+        self.retryable = retryable
+        self.retry_after = retry_after

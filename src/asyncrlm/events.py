@@ -1,0 +1,203 @@
+"""What happens in a tree of runs, as typed events. The log, the console and every other face are listeners.
+
+A listener is a callable that takes one event. It is called on the event loop, in order, and must not block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import Struct, field
+
+from .types import UsageSummary
+
+FORMAT_VERSION = 1
+"""Version of the events and of the log files made of them. Readers refuse newer ones and skip unknown fields."""
+
+
+class Event(Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
+    """Something that happened in one run."""
+
+    run_id: str
+    parent_id: str | None = None
+    """The run whose cell started this run; None at the root."""
+    depth: int = 0
+    time: float = 0.0
+    """Seconds since the epoch."""
+
+
+class RunStarted(Event, frozen=True, kw_only=True):
+    root_model: str
+    sub_models: list[str] = field(default_factory=list)
+    environment: str = ""
+    in_force: dict[str, Any] = field(default_factory=dict)
+    """What isolation holds where cells run; empty until the sandbox is open (see `SandboxOpened`)."""
+    max_depth: int = 1
+    max_iterations: int = 30
+    limits: dict[str, Any] = field(default_factory=dict)
+    prompt_type: str = "str"
+    prompt_size: int = 0
+    """Characters of text, bytes of bytes or of a file."""
+    root_prompt: str | None = None
+    tags: dict[str, Any] | None = None
+
+
+class SandboxOpened(Event, frozen=True, kw_only=True):
+    environment: str
+    in_force: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+class SandboxDied(Event, frozen=True, kw_only=True):
+    """The worker is gone and its variables with it; a fresh one took its place if `replaced`."""
+
+    reason: str
+    replaced: bool = True
+
+
+class TurnStarted(Event, frozen=True, kw_only=True):
+    turn: int
+    """From 1."""
+    max_turns: int
+
+
+class ModelReplied(Event, frozen=True, kw_only=True):
+    """The root model of a run replied."""
+
+    turn: int
+    model: str
+    prompt: list[dict[str, str]]
+    """The messages that were new in this request."""
+    text: str
+    reasoning: str | None = None
+    finish_reason: str | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    seconds: float = 0.0
+
+
+class CellStarted(Event, frozen=True, kw_only=True):
+    turn: int
+    cell: int
+    """From 1, over the whole run."""
+    code: str
+
+
+class CellFinished(Event, frozen=True, kw_only=True):
+    turn: int
+    cell: int
+    stdout: str = ""
+    stderr: str = ""
+    error: str | None = None
+    """The traceback, if the cell raised or was stopped."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """Name → type."""
+    subcalls: int = 0
+    failed_subcalls: int = 0
+    seconds: float = 0.0
+
+
+class SubcallStarted(Event, frozen=True, kw_only=True):
+    """A cell asked a model (`llm`) or started a child (`rlm`)."""
+
+    subcall: int
+    """From 1, over the whole run."""
+    kind: str
+    model: str
+    prompt_preview: str
+    """At most 80 characters."""
+
+
+class SubcallFinished(Event, frozen=True, kw_only=True):
+    subcall: int
+    kind: str
+    model: str
+    prompt: str = ""
+    response: str = ""
+    error: str | None = None
+    error_kind: str | None = None
+    child_run_id: str | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cost: float | None = None
+    seconds: float = 0.0
+
+
+class ToolCalled(Event, frozen=True, kw_only=True):
+    name: str
+    error: str | None = None
+    result_bytes: int = 0
+    seconds: float = 0.0
+
+
+class RequestWaiting(Event, frozen=True, kw_only=True):
+    """A request failed in a way that may pass and will be sent again."""
+
+    model: str
+    attempt: int
+    """The attempt that failed, from 1."""
+    delay: float
+    """Seconds until the next one."""
+    reason: str
+
+
+class UsageSettled(Event, frozen=True, kw_only=True):
+    """One request was paid for. Every sum of usage is a fold over these."""
+
+    model: str
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    cost: float | None = None
+    estimated: bool = False
+    """True where the provider did not say, or the call was cut off: the reservation counts."""
+
+
+class LimitReached(Event, frozen=True, kw_only=True):
+    limit: str
+    reason: str
+
+
+class ListenerFailed(Event, frozen=True, kw_only=True):
+    """A callback or listener raised. The run goes on."""
+
+    listener: str
+    error: str
+
+
+class TurnFinished(Event, frozen=True, kw_only=True):
+    turn: int
+    seconds: float
+
+
+class RunFinished(Event, frozen=True, kw_only=True):
+    stop_reason: str
+    """A `StopReason`, or "error" or "cancelled"."""
+    response: str | None = None
+    error: str | None = None
+    usage_summary: UsageSummary = field(default_factory=UsageSummary)
+    seconds: float = 0.0
+
+
+AnyEvent = (
+    RunStarted
+    | SandboxOpened
+    | SandboxDied
+    | TurnStarted
+    | ModelReplied
+    | CellStarted
+    | CellFinished
+    | SubcallStarted
+    | SubcallFinished
+    | ToolCalled
+    | RequestWaiting
+    | UsageSettled
+    | LimitReached
+    | ListenerFailed
+    | TurnFinished
+    | RunFinished
+)
+
+Listener = Callable[[Event], None]

@@ -1,0 +1,178 @@
+"""The frames between host and worker: JSON Lines, ASCII, one object a line, tagged by `t`.
+
+The worker's side of the same frames is `worker/wire.py` (standard library only, plain dicts). `Value` fields hold what
+`worker/codec.py` encodes; the host decodes them with the same module, which makes inert values only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import UNSET, Struct, UnsetType, field
+
+PROTOCOL_VERSION = 1
+MAX_FRAME = 64 * 1024 * 1024
+"""Longest frame a worker may send, in bytes."""
+CREDIT = 128 * 1024 * 1024
+"""Bytes of call frames a worker may have unanswered; the reply to a call gives its bytes back."""
+
+Value = Any
+"""JSON with the tags of `worker/codec.py`."""
+
+
+class _Frame(Struct, kw_only=True, tag_field="t", omit_defaults=True):
+    pass
+
+
+# ---- host → worker ---------------------------------------------------------------------------------------------------
+
+
+class Init(_Frame, tag="init"):
+    """The first frame of the host."""
+
+    version: int = PROTOCOL_VERSION
+    credit: int = CREDIT
+    raise_errors: bool = False
+    """`on_subcall_error="raise"`: a failed sub-call raises SubcallError in the cell."""
+    show_values: bool = False
+    """Send a short repr of each variable with `done`, not only its type."""
+    tools: list[str] = field(default_factory=list)
+    """Names of host callables; values arrive as `load` frames with `reserve`."""
+
+
+class Load(_Frame, tag="load"):
+    """Bind a variable. One of `value`, `path`, `descriptor` says where it comes from.
+
+    `form`: "text" (UTF-8 with surrogatepass), "bytes", "json" (codec values), "pickle" (host → worker only),
+    "code" (executed; the variable is what it binds under `name`).
+    """
+
+    id: int
+    name: str
+    form: str = "json"
+    value: Value | UnsetType = UNSET
+    path: str | None = None
+    """A file in the sandbox; the worker removes it once loaded."""
+    descriptor: bool = False
+    """The next descriptor that was passed to the worker."""
+    reserve: bool = True
+    """Restored after each cell, like `context`."""
+
+
+class Execute(_Frame, tag="execute"):
+    cell: int
+    code: str
+
+
+class Reply(_Frame, tag="reply"):
+    """The answer to one call: a value or an error."""
+
+    id: int
+    value: Value | UnsetType = UNSET
+    error: str | None = None
+    """What the cell reads; for llm and rlm without the leading "Error: "."""
+    kind: str | None = None
+    """An `LMErrorKind`, "limit", "child", or for a tool the name of the exception's class."""
+    retryable: bool = False
+    raises: bool = False
+    """Raise in the cell whatever `raise_errors` says (a permanent failure met again and again, a tool's exception)."""
+
+
+class Interrupt(_Frame, tag="interrupt"):
+    """For a keeper only: stop the cell."""
+
+
+class Close(_Frame, tag="close"):
+    """The worker exits."""
+
+
+# ---- worker → host ---------------------------------------------------------------------------------------------------
+
+
+class Ready(_Frame, tag="ready"):
+    """The first frame of the worker."""
+
+    version: int
+    python: str
+    in_force: dict[str, Any] = field(default_factory=dict)
+
+
+class Loaded(_Frame, tag="loaded"):
+    """The outcome of one `load`."""
+
+    id: int
+    error: str | None = None
+
+
+class Call(_Frame, tag="call"):
+    """A cell asks the host: one frame an item; the items of a batch share a `group`.
+
+    `kind` "llm" and "rlm" use `prompt`, `model`, `schema`; "tool" uses `name`, `args`, `kwargs`; "limits" nothing.
+    """
+
+    id: int
+    kind: str
+    group: int | None = None
+    prompt: Value = None
+    model: str | None = None
+    schema: Value = None
+    name: str | None = None
+    args: list[Value] = field(default_factory=list)
+    kwargs: dict[str, Value] = field(default_factory=dict)
+
+
+class Cancel(_Frame, tag="cancel"):
+    """The cell no longer waits for this call (its task was cancelled): the host may stop it. Needs no reply."""
+
+    id: int
+
+
+class Answer(_Frame, tag="answer"):
+    """`answer` became ready, or changed while ready, or stopped being ready (then without content).
+
+    `content` is what the caller gets as text: a str as it is, any other value as JSON where it has a JSON form, else
+    as `str(value)`. `empty` is true for content the loop must refuse ("" , None or blank).
+    """
+
+    ready: bool = True
+    content: Value = None
+    empty: bool = False
+
+
+class CellError(Struct, kw_only=True, omit_defaults=True):
+    """What a cell raised."""
+
+    type: str
+    message: str = ""
+    traceback: str = ""
+    """From the first frame inside a cell; ends with a hint where a setting would have allowed what was denied."""
+    interrupted: bool = False
+
+
+class Done(_Frame, tag="done"):
+    """A cell ended; everything it printed is in the pipes before this frame is sent."""
+
+    cell: int
+    variables: dict[str, str] = field(default_factory=dict)
+    """Name → type, of what cells have bound, newest last, at most 200."""
+    values: dict[str, str] = field(default_factory=dict)
+    """Name → short repr, if `show_values`."""
+    error: CellError | None = None
+
+
+class Output(_Frame, tag="output"):
+    """From a keeper only: what the worker wrote. `data` is base64."""
+
+    stream: int
+    data: str
+
+
+class Exited(_Frame, tag="exited"):
+    """From a warden or keeper: the worker is gone and swept away. The stream ends after it."""
+
+    status: int | None = None
+    reason: str = ""
+
+
+FromWorker = Ready | Loaded | Call | Cancel | Answer | Done | Output | Exited
+ToWorker = Init | Load | Execute | Reply | Interrupt | Close

@@ -1,0 +1,153 @@
+"""What comes back from a run, and the records inside it. Names follow the reference implementation."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+import msgspec
+from msgspec import Struct, field
+
+StopReason = Literal["answer", "max_iterations", "limit", "text"]
+
+
+def _plain(value: Any) -> Any:
+    """What `to_dict` writes for a value that has no JSON form of its own."""
+    return str(value)
+
+
+class _Record(Struct, kw_only=True):
+    """A record with the reference's `to_dict` and `from_dict`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """A dict of builtin types; fields that are None are left out."""
+        plain = msgspec.to_builtins(self, enc_hook=_plain, str_keys=True)
+        return {name: value for name, value in plain.items() if value is not None}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """The record that `to_dict` wrote; unknown keys are ignored.
+
+        Raises:
+            msgspec.ValidationError: if a field has the wrong type; the message names its path.
+        """
+        return msgspec.convert(data, cls, strict=False)
+
+
+class ModelUsageSummary(_Record):
+    """What one model was used for in a tree."""
+
+    total_calls: int = 0
+    total_input_tokens: int = 0
+    total_output_tokens: int = 0
+    total_cost: float | None = None
+    """USD; None while no call of this model had a known cost."""
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    complete: bool = True
+    """False when some reply did not say what it used: the sums are then lower bounds or estimates."""
+
+
+class UsageSummary(_Record):
+    """What a whole tree used, by model."""
+
+    model_usage_summaries: dict[str, ModelUsageSummary] = field(default_factory=dict)
+
+    @property
+    def total_cost(self) -> float | None:
+        """USD; None if no model's cost is known."""
+        costs = [m.total_cost for m in self.model_usage_summaries.values() if m.total_cost is not None]
+        return sum(costs) if costs else None
+
+    @property
+    def total_calls(self) -> int:
+        return sum(m.total_calls for m in self.model_usage_summaries.values())
+
+    @property
+    def total_input_tokens(self) -> int:
+        return sum(m.total_input_tokens for m in self.model_usage_summaries.values())
+
+    @property
+    def total_output_tokens(self) -> int:
+        return sum(m.total_output_tokens for m in self.model_usage_summaries.values())
+
+    @property
+    def cached_tokens(self) -> int:
+        return sum(m.cached_tokens for m in self.model_usage_summaries.values())
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return sum(m.reasoning_tokens for m in self.model_usage_summaries.values())
+
+    @property
+    def complete(self) -> bool:
+        """False when some reply did not say what it used."""
+        return all(m.complete for m in self.model_usage_summaries.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        models = {name: m.to_dict() for name, m in self.model_usage_summaries.items()}
+        totals: dict[str, Any] = {"model_usage_summaries": models, "complete": self.complete}
+        if self.total_cost is not None:
+            totals["total_cost"] = self.total_cost
+        return totals
+
+
+class RLMChatCompletion(_Record):
+    """The result of a run, and the record of a sub-call."""
+
+    root_model: str
+    prompt: Any
+    response: str
+    usage_summary: UsageSummary = field(default_factory=UsageSummary)
+    execution_time: float = 0.0
+    """Seconds."""
+    metadata: dict[str, Any] | None = None
+    """The trajectory, kept only if a logger, a stream or `verbose` asked for it."""
+    error: str | None = None
+    """Why a sub-call failed; None where it did not."""
+    run_id: str | None = None
+    stop_reason: StopReason = "answer"
+    parsed: Any = None
+    tags: dict[str, Any] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return super().to_dict() | {"usage_summary": self.usage_summary.to_dict()}
+
+
+class REPLResult(_Record):
+    """What one cell did."""
+
+    stdout: str = ""
+    stderr: str = ""
+    """What the cell wrote to its standard error, then the traceback if it raised."""
+    locals: dict[str, str] = field(default_factory=dict)
+    """Variable name → short repr."""
+    execution_time: float = 0.0
+    """Seconds."""
+    llm_calls: list[RLMChatCompletion] = field(default_factory=list)
+    final_answer: str | None = None
+    error: str | None = None
+    """The traceback, if the cell raised or was stopped."""
+
+    @property
+    def rlm_calls(self) -> list[RLMChatCompletion]:
+        """The reference's other name for `llm_calls`."""
+        return self.llm_calls
+
+
+class CodeBlock(_Record):
+    """One cell: its code and what came of it."""
+
+    code: str
+    result: REPLResult
+
+
+class RLMIteration(_Record):
+    """One turn of the trajectory."""
+
+    prompt: list[dict[str, Any]]
+    """The messages that were new in this turn's request."""
+    response: str
+    code_blocks: list[CodeBlock] = field(default_factory=list)
+    final_answer: str | None = None
+    iteration_time: float | None = None
+    """Seconds."""

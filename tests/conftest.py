@@ -1,0 +1,37 @@
+"""Every async test runs on asyncio and on trio; `no_leaks` counts what a test left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def _state() -> tuple[set[str], set[int]]:
+    fds: set[str] = set()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            fds.add(f"{fd}:{os.readlink(f'/proc/self/fd/{fd}')}")
+        except OSError:
+            continue
+    return fds, {p.pid for p in psutil.Process().children(recursive=True)}
+
+
+@pytest.fixture
+def no_leaks() -> Iterator[None]:
+    """Fails a test that leaves a descriptor or a process behind. Ask for it before anything that runs a loop."""
+    gc.collect()
+    fds, children = _state()
+    yield
+    gc.collect()
+    fds_after, children_after = _state()
+    assert children_after <= children, f"processes left: {children_after - children}"
+    assert fds_after <= fds, f"descriptors left: {sorted(fds_after - fds)}"
