@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..errors import ConfigurationError
+from asyncrlm.errors import ConfigurationError
+
 from .base import Environment, Exit, Printed, Report, Sandbox, Scope, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["Environment", "Exit", "Printed", "Report", "Sandbox", "Scope", "Settings", "environment"]
 

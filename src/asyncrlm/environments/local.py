@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from ..errors import ConfigurationError
+from asyncrlm.errors import ConfigurationError
+
 from .base import Environment, Report, Sandbox, Scope, Settings
 from .units import parse_bytes
 
 if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
     from .local_template import Facts, Request
 
 # Rows of the report: what a cell may try. "strict" wants each held by something.
@@ -36,8 +38,8 @@ class LocalEnvironment(Environment, frozen=True, kw_only=True):
     """Cells run in a worker process on this machine (Linux; x86_64 and aarch64 have every row of confinement).
 
     A worker reads Python, its installed packages, the system's libraries, its context and `read_paths`; it writes its
-    working folder; it reaches no network, no other process, no environment variable of the host. chmod and utime outside
-    the working folder change nothing; where the kernel gives no mount namespace, they change nothing inside it either.
+    working folder; it reaches no network, no other process, no environment variable of the host. chmod and utime do
+    nothing outside the working folder; where the kernel gives no mount namespace, they do nothing inside it either.
 
     Raises:
         ConfigurationError: for a value that can't be.
@@ -46,7 +48,7 @@ class LocalEnvironment(Environment, frozen=True, kw_only=True):
     name: ClassVar[str] = "local"
 
     isolation: Literal["auto", "strict", "none"] = "auto"
-    """"auto": what this machine gives. "strict": all rows of the report or a ConfigurationError at `open`. "none": no
+    """"auto": what this machine gives. "strict": every row of the report, or a ConfigurationError at `open`. "none": no
     confinement; only limits, and that nothing outlives its worker."""
     read_paths: tuple[str | Path, ...] = ()
     """Files and folders cells may read as well."""
@@ -74,8 +76,7 @@ class LocalEnvironment(Environment, frozen=True, kw_only=True):
             raise ConfigurationError(
                 f"the local environment does not run on {sys.platform} in this release: it needs Linux"
             )
-        # Not at the top: these modules need what only POSIX has.
-        from .local_template import LocalTemplate
+        from .local_template import LocalTemplate  # noqa: PLC0415 - it needs what only POSIX has
 
         python = os.fspath(self.python) if self.python is not None else sys.executable
         packages = _host_packages() if self.python is None else []
@@ -100,7 +101,7 @@ class LocalEnvironment(Environment, frozen=True, kw_only=True):
         )
 
     def _request(self, facts: Facts, report: Report) -> Request:
-        from .local_template import Request
+        from .local_template import Request  # noqa: PLC0415 - as above
 
         settings, confine = self.settings, self.isolation != "none"
         limits = {"CORE": 0, "NOFILE": _WORKER_DESCRIPTORS}

@@ -10,15 +10,17 @@ import signal
 import socket
 import struct
 import termios
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
 from .base import Printed, Report, Sandbox
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
 
 CHUNK = 1 << 18
 GRACE = 10.0
@@ -166,10 +168,7 @@ class LocalSandbox(Sandbox):
     def _read(self) -> bytes:
         """What the channel holds; b"" at its end."""
         try:
-            if self._pidfd >= 0:
-                data = self._channel.recv(CHUNK)
-            else:
-                data = self._read_with_descriptor()
+            data = self._channel.recv(CHUNK) if self._pidfd >= 0 else self._read_with_descriptor()
         except ConnectionResetError:
             data = b""
         if not data:
@@ -220,7 +219,7 @@ class LocalSandbox(Sandbox):
     def _write_file(self, path: Path, chunks: Iterable[bytes]) -> str:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with open(fd, "wb", buffering=0) as file:
+        with open(fd, "wb", buffering=0) as file:  # noqa: PTH123 - a descriptor
             for chunk in chunks:
                 if self._closing:
                     raise anyio.BrokenResourceError

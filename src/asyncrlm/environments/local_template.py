@@ -14,16 +14,21 @@ import subprocess
 import tempfile
 from collections import deque
 from pathlib import Path
-from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
 import anyio
 import anyio.to_thread
 import msgspec
 
-from .. import repl
-from ..errors import ConfigurationError, SandboxLost
-from .base import Report
+from asyncrlm import repl
+from asyncrlm.errors import ConfigurationError, SandboxLost
+
 from .local_sandbox import LocalSandbox, open_pipes
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from .base import Report
 
 START_LIMIT = 60.0
 """Seconds a template may take to come up; it needs a twentieth of one."""
@@ -35,7 +40,8 @@ PATIENCE = 5.0
 _PREFIX = "asyncrlm-"
 _BOOTSTRAP = """\
 import importlib.util as u, sys
-s = u.spec_from_file_location("_asyncrlm_worker", sys.argv[1] + "/__init__.py", submodule_search_locations=[sys.argv[1]])
+at = sys.argv[1]
+s = u.spec_from_file_location("_asyncrlm_worker", at + "/__init__.py", submodule_search_locations=[at])
 sys.modules[s.name] = m = u.module_from_spec(s)
 s.loader.exec_module(m)
 from _asyncrlm_worker import template
@@ -83,7 +89,7 @@ class Process:
                 "packages": packages,
             }
             with (self.home / "log").open("wb") as log:
-                self._popen = subprocess.Popen(
+                self._popen = subprocess.Popen(  # noqa: S603 - the interpreter the caller named
                     [python, "-I", "-c", _BOOTSTRAP, str(package), json.dumps(options)],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
@@ -213,7 +219,7 @@ class LocalTemplate:
         # Four descriptors a worker, and half of the limit is everybody else's.
         self._most = 1 << 20 if soft == resource.RLIM_INFINITY else max(8, soft // 8)
 
-    async def __aenter__(self) -> LocalTemplate:
+    async def __aenter__(self) -> Self:
         await self._start()
         return self
 
@@ -230,9 +236,11 @@ class LocalTemplate:
         async with self._starting:
             if self._process is not None:
                 return self._process
+            process: Process | None = None
             # In a shield: a thread's result that nobody takes would be a process that nobody stops.
             with anyio.CancelScope(shield=True):
                 process = await anyio.to_thread.run_sync(Process, *self._arguments)
+            assert process is not None  # noqa: S101 - a shielded scope lets every exception through
             try:
                 self._facts = await process.hello()
             except BaseException:

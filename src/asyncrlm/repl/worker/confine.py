@@ -24,7 +24,7 @@ def prctl(*args):
 def failure(what):
     """The OSError of the last call through ctypes."""
     number = ctypes.get_errno()
-    return OSError(number, "{}: {}".format(what, os.strerror(number)))
+    return OSError(number, f"{what}: {os.strerror(number)}")
 
 
 # ---- Landlock --------------------------------------------------------------------------------------------------------
@@ -235,7 +235,8 @@ _METADATA = {
     "futimesat": (261, None),
     "utimensat": (280, 88),
 }
-# Allowed on the caller itself: (numbers, what the first arguments must be). A user's or a group's priority is not its own.
+# Allowed on the caller itself: (numbers, what the first arguments must be). A user's or a group's priority is not one's
+# own.
 _OWN_ONLY = (
     ((302, 261), (0,)),  # prlimit64
     ((203, 122), (0,)),  # sched_setaffinity

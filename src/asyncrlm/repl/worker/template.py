@@ -4,6 +4,7 @@ It reads requests (JSON with three descriptors: channel, standard output, standa
 watches the host: when the host is gone, however it went, every worker goes, and so does the folder of the template.
 """
 
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -22,26 +23,26 @@ import traceback
 from . import confine, warden
 
 # What cells and the worker use most, imported once for all workers.
-_WARM = (
-    "array ast asyncio base64 bisect calendar cmath collections collections.abc concurrent.futures contextlib copy csv "
-    "dataclasses datetime decimal difflib enum fractions functools glob gzip hashlib heapq html inspect io itertools json "
-    "linecache math mmap multiprocessing operator os pathlib pickle pprint queue random re select shutil signal sqlite3 "
-    "statistics string struct subprocess tempfile textwrap threading time traceback types typing unicodedata urllib.parse "
-    "uuid weakref xml.etree.ElementTree zipfile zlib"
-).split()
+_WARM = """
+array ast asyncio base64 bisect calendar cmath collections collections.abc concurrent.futures contextlib copy
+csv dataclasses datetime decimal difflib enum fractions functools glob gzip hashlib heapq html inspect io
+itertools json linecache math mmap multiprocessing operator os pathlib pickle pprint queue random re select
+shutil signal sqlite3 statistics string struct subprocess tempfile textwrap threading time traceback types
+typing unicodedata urllib.parse uuid weakref xml.etree.ElementTree zipfile zlib
+"""
 
 
 def _import_all():
-    for name in _WARM:
+    for name in _WARM.split():
         try:
             importlib.import_module(name)
         except ImportError:  # an interpreter built without it
             continue
-    from . import main  # noqa: F401
+    from . import main  # noqa: F401, PLC0415 - the rest of the worker, imported here to be warm
 
 
 def _only_packages(extra):
-    """Keep the standard library and installed packages on sys.path: nothing an editable install or a .pth file added."""
+    """Keep the library and installed packages on sys.path: nothing that an editable install or a .pth file added."""
     installed = [*site.getsitepackages(), *extra]
     library = {os.path.dirname(os.__file__)}
     prefixes = (sys.base_prefix + os.sep, sys.base_exec_prefix + os.sep)
@@ -193,7 +194,7 @@ class Template:
             self.start(request, channel, out, err)
         except OSError as e:
             self.remove(request)
-            warden.say_exited(channel, None, "the worker could not be started: {}".format(e))
+            warden.say_exited(channel, None, f"the worker could not be started: {e}")
             channel.close()
         finally:
             os.close(out)
@@ -223,7 +224,7 @@ class Template:
             warden.guard(self.facts, request, channel, out, err, self.rules, self.program, self.pid, self.ids)
         except BaseException as e:
             traceback.print_exc()
-            warden.say_exited(channel, None, "the worker could not be started: {}".format(e))
+            warden.say_exited(channel, None, f"the worker could not be started: {e}")
         finally:
             os._exit(72)
 
@@ -252,7 +253,7 @@ class Template:
             warden.remove_folders(request)
 
     def end_strays(self):
-        """A warden was killed: what was below it is now below us. Wardens are subreapers, so all else is a dead one's."""
+        """A warden was killed: what was below it is now below us, and what is no living warden was a dead one's."""
         end = time.monotonic() + 2
         while time.monotonic() < end:
             left = [pid for pid in warden.children() if pid not in self.jobs]
@@ -260,10 +261,8 @@ class Template:
                 return
             for pid in left:
                 warden.signal_quietly(pid, signal.SIGKILL)
-                try:
+                with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, 0)
-                except ChildProcessError:
-                    pass
 
     def end(self):
         """End all workers and remove the folder of the template."""

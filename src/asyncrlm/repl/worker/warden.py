@@ -4,6 +4,7 @@ Three ways to end them, told apart by `mode`: "pidns" (the warden is pid 1 of a 
 a Landlock domain that scopes signals), "walk" (through /proc: best effort).
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -45,8 +46,8 @@ def map_ids(uid, gid):
     """In a new user namespace: be who we were, and nobody else."""
     for name, text in (
         ("setgroups", "deny"),
-        ("uid_map", "{0} {0} 1".format(uid)),
-        ("gid_map", "{0} {0} 1".format(gid)),
+        ("uid_map", f"{uid} {uid} 1"),
+        ("gid_map", f"{gid} {gid} 1"),
     ):
         with open("/proc/self/" + name, "w") as f:
             f.write(text)
@@ -85,7 +86,7 @@ def mounts(plan, folders=(), sized=None):
 
 
 def _tmpfs(folder, size):
-    options = "size={},nr_inodes=65536,mode=0700".format(size)
+    options = f"size={size},nr_inodes=65536,mode=0700"
     _mount(b"tmpfs", folder, b"tmpfs", 6, options.encode())
 
 
@@ -94,15 +95,13 @@ def _tmpfs(folder, size):
 
 def signal_quietly(pid, number):
     """Send a signal to a process that may be gone."""
-    try:
+    with contextlib.suppress(OSError):
         os.kill(pid, number)
-    except OSError:
-        pass
 
 
 def children():
     """The pids of this process's children, ended ones included."""
-    with open("/proc/self/task/{}/children".format(os.getpid())) as f:
+    with open(f"/proc/self/task/{os.getpid()}/children") as f:
         return [int(pid) for pid in f.read().split()]
 
 
@@ -112,7 +111,7 @@ def _below(root):
         if not name.isdigit():
             continue
         try:
-            with open("/proc/{}/stat".format(name), "rb") as f:
+            with open(f"/proc/{name}/stat", "rb") as f:
                 line = f.read()
         except OSError:
             continue
@@ -171,10 +170,8 @@ def _hunt():
 def say_exited(channel, status, reason=""):
     """The last frame of a worker's channel; best effort, since its reader may be gone or slow."""
     frame = "\n" + json.dumps({"t": "exited", "status": status, "reason": reason}) + "\n"
-    try:
+    with contextlib.suppress(OSError):
         channel.send(frame.encode(), socket.MSG_DONTWAIT)
-    except OSError:
-        pass
 
 
 def remove_folders(request):
@@ -261,7 +258,7 @@ def _become_worker(facts, request, channel, out, err, shared_rules, program):
             _confine(facts, request, shared_rules, program)
         for rule, _ in shared_rules:
             os.close(rule)
-        from . import main
+        from . import main  # noqa: PLC0415 - it needs nothing of what is above
 
         main.serve(fd, request["in_force"], request["work"])
     except BaseException:
@@ -275,13 +272,16 @@ def _take_descriptors(channel, out, err, keep):
     null = os.open(os.devnull, os.O_RDWR)
     for source, target in ((null, 0), (out, 1), (err, 2)):
         os.dup2(source, target)
-    sys.stdin = open(0, closefd=False)
-    sys.stdout, sys.stderr = (
-        open(n, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False) for n in (1, 2)
-    )
+    sys.stdin = _stream(0, "r")
+    sys.stdout, sys.stderr = _stream(1, "w"), _stream(2, "w")
     fd = channel.detach()
     close_others({fd, *keep})
     return fd
+
+
+def _stream(fd, mode):
+    buffering = 1 if mode == "w" else -1  # lines, so that what a cell prints keeps its order with what C code writes
+    return open(fd, mode, buffering, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 def close_others(keep):
