@@ -139,7 +139,7 @@ def client_spec(
         name, _, model = backend.partition("/")
         if model:
             if kwargs.setdefault("model_name", model) != model:
-                raise ConfigurationError(f'two models named: {backend!r} and model_name={kwargs["model_name"]!r}')
+                raise ConfigurationError(f"two models named: {backend!r} and model_name={kwargs['model_name']!r}")
         if name == "offline":
             return _offline_spec(kwargs, sampling)
         if name in PRESETS:
@@ -223,7 +223,9 @@ def _as_price(price: Any) -> Price | None:
 def _openai_spec(backend: str, preset: Preset, kwargs: dict[str, Any], sampling: dict[str, Any]) -> ClientSpec:
     for name in REFUSED_SDK_KWARGS:
         if kwargs.get(name) is not None:
-            raise ConfigurationError(f"{name} is not supported yet: api_key may be an async callable that gives a token")
+            raise ConfigurationError(
+                f"{name} is not supported yet: api_key may be an async callable that gives a token"
+            )
     _refuse_unknown(backend, kwargs, (*SDK_KWARGS, *OUR_KWARGS))
     model = kwargs.pop("model_name", None) or preset.default_model
     if not isinstance(model, str):
@@ -318,6 +320,8 @@ def _object_spec(
     backend = backend or type(client).__name__
     _refuse_unknown(backend, kwargs, ("price", "context_window", "sampling_args"))
     price, window = _price_and_window(client.model, kwargs)
+    if price is None and not client.needs_price:
+        price = Price(0.0)
     bound = _WithSampling(client, sampling) if sampling else client
 
     async def opener(shared: Shared) -> LMClient:
@@ -361,15 +365,11 @@ def _fallback_spec(
     if len(each) != len(backends):
         raise ConfigurationError(f"{len(backends)} backends but {len(each)} backend_kwargs: one dict (or None) each")
     specs = [
-        client_spec(
-            backend, kwargs, sampling_args if isinstance(backend, str | LMClient) else None
-        )
+        client_spec(backend, kwargs, sampling_args if isinstance(backend, str | LMClient) else None)
         for backend, kwargs in zip(backends, each, strict=True)
     ]
     if len(specs) == 1:
         return specs[0]
-    paid = [spec for spec in specs if spec.needs_price]
-    prices = [spec.price for spec in paid]
     windows = [spec.window for spec in specs if spec.window is not None]
 
     async def opener(shared: Shared) -> LMClient:
@@ -379,9 +379,9 @@ def _fallback_spec(
         model=specs[0].model,
         backend="fallback",
         key=("fallback", *(spec.key for spec in specs)),
-        price=_dearest(prices),
+        price=_dearest([spec.price for spec in specs]),
         window=min(windows) if windows else None,
-        needs_price=bool(paid),
+        needs_price=any(spec.needs_price for spec in specs),
         attempts=max(spec.attempts for spec in specs),
         opener=opener,
     )

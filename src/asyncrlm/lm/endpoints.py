@@ -121,7 +121,9 @@ def checked_key(key: str) -> str:
     """
     key = key.strip()
     if not key.isascii() or not key.isprintable() or " " in key:
-        raise ConfigurationError("api_key holds characters that no HTTP header can carry: is it the key, whole and alone?")
+        raise ConfigurationError(
+            "api_key holds characters that no HTTP header can carry: is it the key, whole and alone?"
+        )
     return key
 
 

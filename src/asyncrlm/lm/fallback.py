@@ -60,9 +60,7 @@ class FallbackClient(LMClient):
 def _priced(reply: LMReply, client: LMClient, price: Price | None) -> LMReply:
     usage = reply.usage
     cost = usage.cost
-    if cost is None and not client.needs_price:
-        cost = 0.0
-    elif cost is None and price is not None and usage.input_tokens is not None and usage.output_tokens is not None:
+    if cost is None and price is not None and usage.input_tokens is not None and usage.output_tokens is not None:
         cost = cost_of(price, usage)
     return msgspec.structs.replace(
         reply, model=reply.model or client.model, usage=msgspec.structs.replace(usage, cost=cost)

@@ -64,7 +64,13 @@ class ConnectionSettings(Struct, frozen=True, kw_only=True, eq=False):
     def key(self) -> Hashable:
         """Equal for settings that may share connections. Holds no secret in clear."""
         secret = (self.api_key, *sorted(self.default_headers.items()), *sorted(self.default_query.items()))
-        plain = (self.base_url, str(self.timeout), self.organization, self.project, str(sorted(self.sdk_kwargs.items())))
+        plain = (
+            self.base_url,
+            str(self.timeout),
+            self.organization,
+            self.project,
+            str(sorted(self.sdk_kwargs.items())),
+        )
         return ("openai", *plain, id(self.http_client) if self.http_client else None, fingerprint(repr(secret)))
 
     @property
@@ -350,7 +356,9 @@ def _with_whole_text(value: Any) -> Any:
         case str():
             return whole_text(value)
         case dict():
-            return {_with_whole_text(name): _with_whole_text(item) for name, item in cast("dict[Any, Any]", value).items()}
+            return {
+                _with_whole_text(name): _with_whole_text(item) for name, item in cast("dict[Any, Any]", value).items()
+            }
         case list() | tuple():
             return [_with_whole_text(item) for item in cast("list[Any]", value)]
         case _:

@@ -160,7 +160,9 @@ _TOO_LONG = re.compile(
     r"(prompt|input|request).{0,20} too.(long|large)|too.many.(input.)?tokens|reduce.the.length|exceeds.the.(maximum|model)",
     re.IGNORECASE,
 )
-_QUOTA = re.compile(r"insufficient_quota|billing_hard_limit|exceeded your current quota|credit balance|insufficient credits?")
+_QUOTA = re.compile(
+    r"insufficient_quota|billing_hard_limit|exceeded your current quota|credit balance|insufficient credits?"
+)
 
 _KINDS: dict[int, LMErrorKind] = {
     401: "authentication",
