@@ -55,8 +55,9 @@ class Link:
         """Set when what the session waits for has come (`loaded` or `done`), or never will."""
         self.loaded: set[str] = set()
         """Names of the variables that were loaded."""
-        self.mourned = False
-        """Whether its end has been told in an outcome, or was wanted."""
+        self.told = False
+        """Whether its end has been told to who uses the session."""
+        self._why: str | None = None  # it was killed
         self.prepared = False
         """Whether the environment's `setup_code` has run."""
         self._load_error: str | None = None
@@ -111,9 +112,10 @@ class Link:
         """Kill the worker and hear it out: what it had sent by then still counts. `ended` follows."""
         self.sandbox.kill()
 
-    def kill(self) -> None:
+    def kill(self, why: str) -> None:
         """Kill the worker and hear nothing more of it. `ended` follows."""
-        self.mourned = True
+        if self.alive:
+            self._why = why
         self.channel.abandon()
 
     def take_output(self) -> tuple[Printed, Printed]:
@@ -126,6 +128,8 @@ class Link:
         """How the worker ended, for people and models to read."""
         if self.failure is not None:
             return str(self.failure)
+        if self._why is not None:
+            return self._why
         status = self.exit.status if self.exit else None
         reason = self.exit.reason if self.exit else ""
         if status is None:
@@ -151,7 +155,7 @@ class Link:
         with anyio.move_on_after(START_TIMEOUT):
             await self.ready.wait()
         if not self.ready.is_set():
-            self.kill()
+            self.kill("it was not ready in time")
             raise SandboxLost(f"the worker was not ready within {START_TIMEOUT:g} s")
         self.check()
 
@@ -189,12 +193,14 @@ class Link:
                 self.channel.send(frame)
             await self.changed.wait()
         except OSError as error:
-            self.kill()
+            self.kill(f"{plan.name} could not be loaded")
             raise ConfigurationError(f"{plan.name}: {error}") from error
         except anyio.BrokenResourceError:
             await self.ended.wait()
         except BaseException:
-            self.kill()  # cut off halfway, the worker waits for what nobody sends
+            self.kill(
+                f"it was killed because the loading of {plan.name} was cancelled"
+            )  # cut off halfway, the worker waits for what nobody sends
             raise
         if self._load_error is not None:
             raise ConfigurationError(f"{plan.name} could not be loaded: {self._load_error}")

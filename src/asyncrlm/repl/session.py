@@ -131,7 +131,7 @@ class Session:
         group, link = self._entered(), self._link
         with anyio.move_on_after(CLOSE_GRACE, shield=True):
             if link is not None:
-                link.kill()
+                link.kill("its session was closed")
                 await link.ended.wait()
         group.cancel_scope.cancel()
         if isinstance(error, Exception):
@@ -139,6 +139,15 @@ class Session:
             await group.__aexit__(None, None, None)
             return None
         return await group.__aexit__(kind, error, traceback)
+
+    async def ready(self) -> Report:
+        """Wait for the worker, and say what is in force there.
+
+        Raises:
+            SandboxLost: if it can't be had.
+            ConfigurationError: if `isolation="strict"` asks for what does not hold here.
+        """
+        return (await self._worker()).report
 
     # ---- contexts ----------------------------------------------------------------------------------------------------
 
@@ -191,7 +200,8 @@ class Session:
         if outcome.lost is not None:
             raise SandboxLost(f"setup_code ended the worker: {outcome.lost}")
         if outcome.error is not None:
-            link.kill()
+            link.kill("its setup_code failed")
+            link.told = True
             raise ConfigurationError(f"setup_code failed:\n{outcome.error.traceback or outcome.error.message}")
         link.prepared = True
 
@@ -216,7 +226,7 @@ class Session:
             if over:
                 broker.finish()
             else:
-                link.kill()
+                link.kill("it was killed because its cell was cancelled")
             link.broker = None
         return self._outcome(link, broker, verdict, time.monotonic() - began)
 
@@ -232,6 +242,7 @@ class Session:
 
     def _outcome(self, link: Link, broker: Broker, verdict: Verdict | None, seconds: float) -> CellOutcome:
         if isinstance(link.failure, RLMError) and link.done is None:
+            link.told = True
             raise link.failure
         stdout, stderr = (printed.text() for printed in link.take_output())
         answer = link.answer
@@ -245,7 +256,7 @@ class Session:
         )
         limit = self._environment.settings.cell_timeout
         if link.done is None:
-            link.mourned = True
+            link.told = True
             outcome.lost = _lost(link, verdict, limit)
             return outcome
         outcome.error = link.done.error
@@ -274,7 +285,7 @@ class Session:
             if self._closed:
                 raise RuntimeError("the session is closed")
             if self._link is None or not self._link.alive:
-                return await self._start()
+                return await self._replace()
             return self._link
 
     def _entered(self) -> anyio.abc.TaskGroup:
@@ -282,15 +293,21 @@ class Session:
             raise RuntimeError("the session is not entered: use `async with`")
         return self._group
 
+    async def _replace(self) -> Link:
+        last = self._link
+        if last is not None:
+            await last.ended.wait()
+            if not last.told:
+                last.told = True
+                if isinstance(last.failure, RLMError):
+                    raise last.failure
+                self._obituary = _lost_between(last)
+        return await self._start()
+
     async def _start(self) -> Link:
         group = self._entered()
         began = time.monotonic()
-        if self._link is not None:
-            await self._link.ended.wait()
-            if not self._link.mourned:
-                self._obituary = _lost_between(self._link)
-        link = Link(await self._environment.open(self._scope))
-        self._link = link
+        link = self._link = Link(await self._environment.open(self._scope))
         group.start_soon(link.run)
         try:
             await link.start(self._init)
@@ -301,7 +318,8 @@ class Session:
             for plan in self._plans.values():
                 await link.load(plan)
         except BaseException:
-            link.kill()
+            link.kill("it could not be made ready")
+            link.told = True
             raise
         return link
 
