@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import ConfigurationError, LMError
+from asyncrlm.errors import ConfigurationError, LMError
+
 from .clients import Backend, ClientSpec, client_spec
 
 
@@ -44,7 +45,7 @@ class Router:
             return cls(root, [client_spec(backend, backend_kwargs, {**(sampling_args or {}), **sub_sampling_args})])
         if isinstance(other_backends, str):
             raise ConfigurationError(f"other_backends must be a list: [{other_backends!r}]")
-        kwargs = other_backend_kwargs if other_backend_kwargs is not None else [{}] * len(other_backends)
+        kwargs: Sequence[Mapping[str, Any] | None] = other_backend_kwargs or [None] * len(other_backends)
         if isinstance(kwargs, Mapping) or len(kwargs) != len(other_backends):
             raise ConfigurationError(f"other_backend_kwargs must be a list of {len(other_backends)} dicts, one each")
         pairs = zip(other_backends, kwargs, strict=True)
