@@ -1,4 +1,4 @@
-"""Dispatching events, and making hostile text fit for logs and terminals."""
+"""Diagnostics, and making hostile text fit for logs and terminals."""
 
 from __future__ import annotations
 
@@ -13,54 +13,8 @@ from typing import Any
 import pytest
 import structlog
 
-from asyncrlm.events import Event, ListenerFailed, TurnStarted
-from asyncrlm.observe import dispatch
 from asyncrlm.observe.log import get_logger
 from asyncrlm.observe.text import REDACTED, clip, one_line, plain, printable, redact
-
-TURN = TurnStarted(run_id="r", depth=2, parent_id="p", time=5.0, turn=1, max_turns=3)
-
-
-def test_every_listener_hears_in_order() -> None:
-    heard: list[tuple[str, Event]] = []
-    dispatch([lambda e: heard.append(("a", e)), lambda e: heard.append(("b", e))], TURN)
-    assert heard == [("a", TURN), ("b", TURN)]
-
-
-def test_a_listener_that_raises_becomes_an_event_for_the_others(caplog: pytest.LogCaptureFixture) -> None:
-    heard: list[Event] = []
-
-    def broken(event: Event) -> None:
-        raise RuntimeError("no thanks")
-
-    dispatch([broken, heard.append], TURN)
-    failed, turn = heard
-    assert turn is TURN
-    assert isinstance(failed, ListenerFailed)
-    assert failed.listener.endswith("broken")
-    assert failed.error == "RuntimeError: no thanks"
-    assert (failed.run_id, failed.parent_id, failed.depth) == ("r", "p", 2)
-    assert "no thanks" in caplog.text
-
-
-def test_broken_listeners_do_not_call_each_other_for_ever() -> None:
-    calls: list[str] = []
-
-    class Broken:
-        def __call__(self, event: Event) -> None:
-            calls.append(type(event).__name__)
-            raise RuntimeError
-
-    dispatch([Broken(), Broken()], TURN)
-    assert sorted(calls) == ["ListenerFailed", "ListenerFailed", "TurnStarted", "TurnStarted"]
-
-
-def test_a_listener_cannot_swallow_the_end_of_the_program() -> None:
-    def interrupted(event: Event) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        dispatch([interrupted], TURN)
 
 
 def test_diagnostics_go_to_logging_and_nothing_is_printed(
@@ -173,7 +127,7 @@ LOOP.append(LOOP)
     ],
 )
 def test_plain_is_strict_json(value: Any, kept: Any) -> None:
-    result = plain(value)
+    result = plain(value, redacting=True)
     text = json.dumps(result, allow_nan=False)
     text.encode("utf-8")
     if kept is None and value is not None:
@@ -182,9 +136,14 @@ def test_plain_is_strict_json(value: Any, kept: Any) -> None:
         assert result == kept
 
 
+def test_plain_keeps_what_looks_like_a_secret_unless_told() -> None:
+    value = {"api_key": "S", "text": "Bearer abcdef0123456789"}
+    assert plain(value) == value
+
+
 def test_plain_bounds_what_refers_to_itself_and_what_is_long() -> None:
     assert "<list>" in json.dumps(plain(LOOP))
     assert len(plain(list(range(5000)))) == 1001
     assert plain(dict.fromkeys(range(5000)))["..."] == "4,000 items left out"
-    assert len(plain("x" * 10_000, 100)) < 200
-    assert len(plain(1 << 100_000, 100)) == 100
+    assert len(plain("x" * 10_000, limit=100)) < 200
+    assert len(plain(1 << 100_000, limit=100)) < 200

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from .dispatch import dispatch
 from .jsonl import RLMLogger, TreeLog
 from .progress import Progress
 from .trajectory import Trajectory
 
-__all__ = ["Progress", "RLMLogger", "Trajectory", "TreeLog", "dispatch"]
+__all__ = ["Progress", "RLMLogger", "Trajectory", "TreeLog"]

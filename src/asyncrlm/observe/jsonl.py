@@ -155,7 +155,7 @@ class TreeLog:
     def _line(self, event: Event) -> bytes:
         fields: dict[str, Any] = {"type": type(event).__name__}
         fields |= {name: getattr(event, name) for name in event.__struct_fields__}
-        return msgspec.json.encode(plain(fields, self._max_text)) + b"\n"
+        return msgspec.json.encode(plain(fields, limit=self._max_text, redacting=True)) + b"\n"
 
 
 def _open(path: Path, root_run_id: str) -> int:

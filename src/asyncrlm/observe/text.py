@@ -59,58 +59,68 @@ def redact(text: str) -> str:
     return _SECRET_TEXT.sub(lambda match: f"{match[1]} {REDACTED}" if match[1] else REDACTED, text)
 
 
-def plain(value: Any, limit: int | None = None, depth: int = 0) -> Any:
+def plain(value: Any, *, limit: int | None = None, redacting: bool = False) -> Any:
     """`value` as strict JSON can hold it.
 
-    NaN and the infinities become strings, keys become strings, lone surrogates are written out as escapes, values
-    under names of secrets are redacted. Strings longer than `limit` characters keep head and tail.
+    NaN and the infinities become strings, keys become strings, lone surrogates are written out as escapes, what has no
+    JSON form becomes its text. Strings longer than `limit` characters keep head and tail. Where `redacting`, what
+    stands under the name of a secret or looks like one is replaced.
     """
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        return _text(value, limit)
-    if isinstance(value, int):
-        # Readers of JSON keep 64 bits; Python refuses to print numbers of thousands of digits.
-        return int(value) if abs(value) < 2**63 else f"{'-' if value < 0 else ''}0x{abs(value):x}"[: limit or None]
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else str(float(value))
-    if depth >= _MAX_DEPTH:
-        return f"<{type(value).__name__}>"
-    if isinstance(value, msgspec.Struct):
-        value = {name: getattr(value, name) for name in value.__struct_fields__}
-    if isinstance(value, Mapping):
-        return _mapping(cast("Mapping[Any, Any]", value), limit, depth)
-    if isinstance(value, (list, tuple, set, frozenset)):
-        items = list(cast("list[Any]", value))
-        kept = [plain(item, limit, depth + 1) for item in items[:_MAX_ITEMS]]
-        return kept if len(items) <= _MAX_ITEMS else [*kept, f"[... {len(items) - _MAX_ITEMS:,} items left out ...]"]
-    return _other(value, limit)
+    return _Plain(limit, redacting).value(value, 0)
 
 
-def _text(text: str, limit: int | None) -> str:
-    if limit is not None:
-        text = clip(text, limit)
-    if not text.isascii():
-        # Lone surrogates have no UTF-8 form, and strict readers refuse their \u escapes.
-        text = text.encode("utf-8", "backslashreplace").decode("utf-8")
-    return redact(text)
+class _Plain:
+    def __init__(self, limit: int | None, redacting: bool) -> None:
+        self._limit = limit
+        self._redacting = redacting
+
+    def value(self, value: Any, depth: int) -> Any:
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, int):
+            # Readers of JSON keep 64 bits; Python refuses to print numbers of thousands of digits.
+            return int(value) if abs(value) < 2**63 else self.text(hex(value))
+        if isinstance(value, float):
+            return float(value) if math.isfinite(value) else str(float(value))
+        if depth >= _MAX_DEPTH:
+            return f"<{type(value).__name__}>"
+        if isinstance(value, msgspec.Struct):
+            value = {name: getattr(value, name) for name in value.__struct_fields__}
+        if isinstance(value, Mapping):
+            return self.mapping(cast("Mapping[Any, Any]", value), depth)
+        if isinstance(value, (list, tuple, set, frozenset)):
+            items = list(cast("list[Any]", value))
+            kept = [self.value(item, depth + 1) for item in items[:_MAX_ITEMS]]
+            return (
+                kept if len(items) <= _MAX_ITEMS else [*kept, f"[... {len(items) - _MAX_ITEMS:,} items left out ...]"]
+            )
+        return self.text(_str(value))
+
+    def text(self, text: str) -> str:
+        if self._limit is not None:
+            text = clip(text, self._limit)
+        if not text.isascii():
+            # Lone surrogates have no UTF-8 form, and strict readers refuse their \u escapes.
+            text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+        return redact(text) if self._redacting else text
+
+    def mapping(self, value: Mapping[Any, Any], depth: int) -> dict[str, Any]:
+        kept: dict[str, Any] = {}
+        for key, item in value.items():
+            if len(kept) >= _MAX_ITEMS:
+                kept["..."] = f"{len(value) - _MAX_ITEMS:,} items left out"
+                break
+            name = self.text(key if isinstance(key, str) else _str(key))
+            holds_text = isinstance(item, (str, bytes, Mapping, list, tuple))
+            secret = self._redacting and holds_text and _SECRET_NAME.search(name) is not None
+            kept[name] = REDACTED if secret else self.value(item, depth + 1)
+        return kept
 
 
-def _mapping(value: Mapping[Any, Any], limit: int | None, depth: int) -> dict[str, Any]:
-    kept: dict[str, Any] = {}
-    for key, item in value.items():
-        if len(kept) >= _MAX_ITEMS:
-            kept["..."] = f"{len(value) - _MAX_ITEMS:,} items left out"
-            break
-        name = key if isinstance(key, str) else str(plain(key, limit, depth + 1))
-        secret = _SECRET_NAME.search(name) is not None and isinstance(item, (str, bytes, Mapping, list, tuple))
-        kept[_text(name, limit)] = REDACTED if secret else plain(item, limit, depth + 1)
-    return kept
-
-
-def _other(value: Any, limit: int | None) -> str:
+def _str(value: Any) -> str:
     try:
-        text = str(value)
+        return str(value)
     except Exception as error:  # noqa: BLE001 - an object that can't say what it is must not cost the log
-        text = f"<{type(value).__name__}, whose str raised {type(error).__name__}>"
-    return _text(text, limit)
+        return f"<{type(value).__name__}, whose str raised {type(error).__name__}>"
