@@ -9,10 +9,12 @@ from typing import Any
 import anyio
 import pytest
 from cases import CASES, covers, scripted
-from cases.expect import failures
+from cases.expect import Evidence, failures
 from cases.later import LATER
-from cases.models import SubModel
+from cases.models import ScriptedRoot, SubModel, newest
 from cases.runs import RULES, run, run_case
+
+from asyncrlm.lm.base import LMRequest, Message
 
 pytestmark = pytest.mark.anyio
 
@@ -67,3 +69,40 @@ def test_every_case_is_tested_or_waits_for_something_named() -> None:
     assert len(CASES) == 123
     assert tested | LATER.keys() == CASES.keys()
     assert all(LATER.values())
+
+
+@pytest.mark.parametrize(
+    "expect",
+    [
+        {"answer_equals": "other"},
+        {"answer_json": {"k": 2}},
+        {"answer_not_contains": "k"},
+        {"seen_contains": [2, "absent"]},
+        {"seen_contains": [9, ""]},
+        {"seen_not_contains": [2, "newer"]},
+        {"seen_regex": [2, "^absent$"]},
+        {"seen_max": [2, 3]},
+        {"seen_utf8": 3},
+        {"root_calls": 2},
+        {"sub_calls": 1},
+        {"wall_max": 0.5},
+        {"alternate": True},
+        {"ends_user": True},
+        {"no_empty_assistant": True},
+        {"all": [{"root_calls": 3}, {"root_calls": 2}]},
+        {"any": [{"root_calls": 1}, {"root_calls": 2}]},
+    ],
+    ids=str,
+)
+def test_every_word_of_expect_can_fail(expect: dict[str, Any]) -> None:
+    def request(*texts: tuple[str, str]) -> LMRequest:
+        return LMRequest(messages=tuple(Message(role, text) for role, text in texts))
+
+    root = ScriptedRoot([])
+    root.requests = [
+        request(("system", "s"), ("user", "u")),
+        request(("system", "s"), ("user", "u"), ("assistant", " "), ("user", "newer")),
+        request(("system", "s"), ("assistant", "a"), ("user", "\ud800"), ("user", "again"), ("assistant", "b")),
+    ]
+    root.seen = lambda turn: newest(root.requests[turn - 1]) or "\ud800"  # type: ignore[method-assign]
+    assert failures(expect, Evidence('{"k": 1}', root, SubModel(), 1.0))

@@ -70,7 +70,7 @@ async def test_a_thousand_subcalls_share_their_connections() -> None:
     def plan(asked: Asked) -> Answer:
         if asked.is_conversation:
             return Answer(
-                cell("rs = llm_query_batched([str(i) for i in range(1000)])\nanswer.update(content=rs, ready=True)")
+                cell("rs = llm_query_batched(list(map(str, range(1000))))\nanswer.update(content=rs, ready=True)")
             )
         return Answer(asked.newest)
 
@@ -180,7 +180,6 @@ async def test_what_will_not_get_better_is_raised_at_once(status: int, kind: str
             await AsyncRLM(backend_kwargs=client(server)).acompletion("CTX")
     assert len(server.asked) == 1
     assert (raised.value.kind, raised.value.status, raised.value.retryable) == (kind, status, False)
-    assert "key" not in str(raised.value).replace("api_key", "").lower() or "sk-" not in str(raised.value)
 
 
 @both

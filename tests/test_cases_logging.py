@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 from cases import CASES, covers, scripted
+from cases.http import Answer, serving
 from cases.models import ScriptedRoot, cell, submit
 from cases.runs import run, run_case
 
@@ -81,17 +82,14 @@ async def test_big_values_are_clipped_in_the_log(tmp_path: Path) -> None:
 
 @one
 @covers("L04")
-async def test_no_secret_of_the_settings_reaches_a_log(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], server: Any
-) -> None:
-    http = server([scripted(CASES["L04"])[0]])
-    async with http as url:
+async def test_no_secret_of_the_settings_is_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    async with serving(lambda _asked: Answer(scripted(CASES["L04"])[0])) as server:
         rlm = AsyncRLM(
             backend_kwargs={
                 "model_name": "root-model",
-                "base_url": url,
+                "base_url": server.url,
                 "api_key": "S3CRET-0",
-                "default_headers": {"Authorization": "Bearer S3CRET-1", "X-Token": "S3CRET-2"},
+                "default_headers": {"X-Authorization": "Bearer S3CRET-1", "X-Token": "S3CRET-2"},
                 "default_query": {"api_key": "S3CRET-3"},
             },
             logger=RLMLogger(log_dir=tmp_path),
@@ -100,6 +98,7 @@ async def test_no_secret_of_the_settings_reaches_a_log(
         with anyio.fail_after(10):
             result = await rlm.acompletion("CTX")
     assert result.response == "ok"
+    assert "Bearer S3CRET-0" in server.asked[0].headers.values()  # it was in use, and went where it should
     printed = capfd.readouterr()
     shown = [_log(tmp_path).read_text(), json.dumps(result.metadata), printed.out, printed.err, repr(rlm), repr(result)]
     assert [text for text in shown if "S3CRET" in text] == []

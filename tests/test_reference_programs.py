@@ -39,9 +39,8 @@ def trajectory(asked: Asked) -> Answer:
 
 def recursion(asked: Asked) -> Answer:
     if asked.body["model"] == "gpt-5":
-        return Answer(
-            cell("rs = rlm_query_batched(['red', 'green', 'blue'])\nanswer.update(content='+'.join(rs), ready=True)")
-        )
+        ask = "rs = rlm_query_batched(['red', 'green', 'blue'])"
+        return Answer(cell(ask + "\nanswer.update(content='+'.join(rs), ready=True)"))
     if asked.is_conversation:
         return Answer(cell("n = rlm_query('how long is ' + context)\nanswer.update(content=context + n, ready=True)"))
     return Answer(str(len(asked.newest.split()[-1])))
@@ -183,7 +182,7 @@ async def test_a_program_of_the_reference(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_system_prompt_of_ones_own_may_hold_braces(tmp_path: Path) -> None:
-    own = 'Reply with code in ```repl``` blocks. Say {"like": "this"}, not {that}; {0} %s $x. Tools: {custom_tools_section}'
+    own = 'Reply with ```repl``` blocks. Say {"like": "this"}, not {that}; {0} %s $x. Tools: {custom_tools_section}'
 
     def plan(asked: Asked) -> Answer:
         assert 'Say {"like": "this"}, not {that}; {0} %s $x.' in asked.text

@@ -60,7 +60,7 @@ def _seen(run: Evidence, turn: int) -> str:
 def _seen_contains(run: Evidence, wanted: tuple[int, str]) -> list[str]:
     turn, text = wanted
     seen = _seen(run, turn)
-    return [] if text in seen else [f"turn {turn} lacks {text!r}: {seen[-600:]!r}"]
+    return [] if turn <= run.root.calls and text in seen else [f"turn {turn} lacks {text!r}: {seen[-600:]!r}"]
 
 
 def _seen_not_contains(run: Evidence, wanted: tuple[int, str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Programs as users of the reference write them, against its documented API. Only their imports are changed to run here.
+"""Programs as users of the reference write them, against its documented API; only their imports change to run here.
 
 Each is a text; `LM_URL` in its environment is the model server's address.
 """
