@@ -99,10 +99,10 @@ def test_every_word_of_expect_can_fail(expect: dict[str, Any]) -> None:
         return LMRequest(messages=tuple(Message(role, text) for role, text in texts))
 
     root = ScriptedRoot([])
-    root.requests = [
+    root.calls = [
         request(("system", "s"), ("user", "u")),
         request(("system", "s"), ("user", "u"), ("assistant", " "), ("user", "newer")),
         request(("system", "s"), ("assistant", "a"), ("user", "\ud800"), ("user", "again"), ("assistant", "b")),
     ]
-    root.seen = lambda turn: newest(root.requests[turn - 1]) or "\ud800"  # type: ignore[method-assign]
+    root.seen = lambda turn: newest(root.calls[turn - 1]) or "\ud800"  # type: ignore[method-assign]
     assert failures(expect, Evidence('{"k": 1}', root, SubModel(), 1.0))

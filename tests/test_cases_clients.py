@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from typing import Any
 
 import anyio
 import pytest
 from cases import CASES, covers, scripted
-from cases.http import Answer, Asked, Serving, serving
+from cases.http import Asked, Serving, serving
 from cases.models import cell, submit
 
 from asyncrlm import AsyncRLM, LMError
+from asyncrlm.testing import FakeReply
 
 pytestmark = pytest.mark.anyio
 
@@ -29,11 +31,11 @@ def client(server: Serving, **more: Any) -> dict[str, Any]:
 def script(id: str) -> Any:
     """A plan that replies the turns of a case, by turn."""
     turns = scripted(CASES[id])
-    return lambda asked: Answer(turns[asked.turn - 1])
+    return lambda asked: FakeReply(turns[asked.turn - 1])
 
 
-def _echo(asked: Asked) -> Answer:
-    return Answer(scripted(CASES["C06"])[0] if asked.is_conversation else "ok")
+def _echo(asked: Asked) -> FakeReply:
+    return FakeReply(scripted(CASES["C06"])[0] if asked.is_conversation else "ok")
 
 
 @covers("C06")
@@ -67,12 +69,12 @@ def test_any_number_of_batches_loops_and_runs_with_one_instance() -> None:
 @both
 @covers("C06")
 async def test_a_thousand_subcalls_share_their_connections() -> None:
-    def plan(asked: Asked) -> Answer:
+    def plan(asked: Asked) -> FakeReply:
         if asked.is_conversation:
-            return Answer(
+            return FakeReply(
                 cell("rs = llm_query_batched(list(map(str, range(1000))))\nanswer.update(content=rs, ready=True)")
             )
-        return Answer(asked.newest)
+        return FakeReply(asked.newest)
 
     async with serving(plan) as server:
         with anyio.fail_after(20):
@@ -84,7 +86,7 @@ async def test_a_thousand_subcalls_share_their_connections() -> None:
 @both
 @covers("U13")
 async def test_a_server_that_does_not_say_what_it_used() -> None:
-    async with serving(lambda _asked: Answer(scripted(CASES["U13"])[0], usage=None)) as server:
+    async with serving(lambda _asked: FakeReply(scripted(CASES["U13"])[0], usage=None)) as server:
         with anyio.fail_after(10):
             result = await AsyncRLM(backend_kwargs=client(server)).acompletion("CTX")
     assert result.response == "ok"
@@ -94,14 +96,16 @@ async def test_a_server_that_does_not_say_what_it_used() -> None:
 
 @both
 @covers("K01")
-@pytest.mark.parametrize("reasoning", ["reasoning_content", "reasoning"])
-async def test_code_in_the_reasoning_is_not_run(reasoning: str) -> None:
-    replies = iter(
-        [
-            Answer(None, finish_reason="length", message={reasoning: submit("'WRONG'")}),
-            Answer(scripted(CASES["K01"])[1], message={reasoning: submit("'WRONG'")}),
-        ]
-    )
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+async def test_code_in_the_reasoning_is_not_run(field: str) -> None:
+    wrong = submit("'WRONG'")
+
+    def reply(content: str | None, finish_reason: str) -> FakeReply:
+        message = {"role": "assistant", "content": content, field: wrong}
+        choice = {"index": 0, "message": message, "finish_reason": finish_reason}
+        return FakeReply(body=json.dumps({"id": "x", "object": "chat.completion", "choices": [choice]}).encode())
+
+    replies = iter([reply(None, "length"), reply(scripted(CASES["K01"])[1], "stop")])
     async with serving(lambda _asked: next(replies)) as server:
         with anyio.fail_after(10):
             result = await AsyncRLM(backend_kwargs=client(server)).acompletion("CTX")
@@ -154,11 +158,11 @@ async def test_the_key_of_one_host_is_not_sent_to_another(backend: str, monkeypa
 async def test_a_rate_limit_is_waited_for() -> None:
     came: list[float] = []
 
-    def plan(_asked: Asked) -> Answer:
+    def plan(_asked: Asked) -> FakeReply:
         came.append(time.monotonic())
         if len(came) <= 2:
-            return Answer("slow down", status=429, headers={"Retry-After": "1"})
-        return Answer(scripted(CASES["K05"])[0])
+            return FakeReply.fault(429, "slow down", retry_after=1)
+        return FakeReply(scripted(CASES["K05"])[0])
 
     async with serving(plan) as server:
         with anyio.fail_after(10):
@@ -175,7 +179,7 @@ async def test_a_rate_limit_is_waited_for() -> None:
     ("status", "kind"), [(401, "authentication"), (403, "permission"), (404, "not_found"), (400, "bad_request")]
 )
 async def test_what_will_not_get_better_is_raised_at_once(status: int, kind: str) -> None:
-    async with serving(lambda _asked: Answer("no", status=status)) as server:
+    async with serving(lambda _asked: FakeReply.fault(status, "no")) as server:
         with anyio.fail_after(5), pytest.raises(LMError) as raised:
             await AsyncRLM(backend_kwargs=client(server)).acompletion("CTX")
     assert len(server.asked) == 1
@@ -185,12 +189,12 @@ async def test_what_will_not_get_better_is_raised_at_once(status: int, kind: str
 @both
 @covers("K07")
 async def test_a_wrong_key_of_a_sub_model_is_told_and_not_tried_for_ever() -> None:
-    def plan(asked: Asked) -> Answer:
+    def plan(asked: Asked) -> FakeReply:
         if not asked.is_conversation:
-            return Answer("no", status=401)
+            return FakeReply.fault(401, "no")
         if asked.turn == 1:
-            return Answer(cell("for i in range(1000):\n    llm_query(f'q{i}')"))
-        return Answer(submit("'told'"))
+            return FakeReply(cell("for i in range(1000):\n    llm_query(f'q{i}')"))
+        return FakeReply(submit("'told'"))
 
     async with serving(plan) as server:
         with anyio.fail_after(10):

@@ -130,7 +130,7 @@ async def test_parents_hold_nothing_that_their_children_need() -> None:
         outcome = await run_case("C07", sub=sub, max_depth=2, max_concurrent_subcalls=4, max_concurrent_requests=4)
     assert outcome.answer == "48"
     assert len(sub.plain) == 48 * 4
-    assert sub.peak <= 4
+    assert sub.max_in_flight <= 4
 
 
 @both
@@ -169,7 +169,7 @@ async def test_cancelling_the_caller_stops_everything() -> None:
                 group.cancel_scope.cancel()
         assert time.monotonic() - began < 3
         assert sub.in_flight == 0
-        assert sub.calls == 8
+        assert sub.asked == 8
 
 
 @covers("C09")

@@ -33,7 +33,7 @@ async def test_a_stray_byte_is_no_reason_to_fail() -> None:
     with anyio.fail_after(10):
         outcome = await run_case("X02", "ab\udc97cd")
     assert outcome.answer == "5"
-    for request in outcome.root.requests:
+    for request in outcome.root.calls:
         whole(request).encode()
 
 
@@ -66,7 +66,7 @@ async def test_what_is_no_context_is_refused_before_a_model_is_asked() -> None:
         await AsyncRLM(backend=root).acompletion(table)
     for name in ("str", "bytes", "dict", "list", "Path"):
         assert name in str(refused.value)
-    assert root.calls == 0
+    assert root.asked == 0
 
 
 @both
@@ -97,7 +97,7 @@ async def test_a_context_of_150_mb_never_reaches_a_prompt() -> None:
     with anyio.fail_after(30):
         outcome = await run_case("X08", "x" * 150_000_000)
     assert outcome.answer == "150000000"
-    assert max(len(whole(r)) for r in outcome.root.requests) < 50_000
+    assert max(len(whole(r)) for r in outcome.root.calls) < 50_000
 
 
 @one

@@ -82,7 +82,7 @@ async def test_a_hanging_subcall_does_not_outlive_the_run() -> None:
     with nothing_left(), anyio.fail_after(8):
         with pytest.raises(TimeoutExceededError):
             await run_case("T05", sub=sub, max_timeout=2.0)
-        assert (sub.calls, sub.in_flight) == (1, 0)
+        assert (sub.asked, sub.in_flight) == (1, 0)
 
 
 @covers("T06")
@@ -102,7 +102,7 @@ async def test_waiting_for_a_subcall_is_not_the_cells_time() -> None:
     with anyio.fail_after(20):
         outcome = await run_case("T07", sub=sub, environment_kwargs={"cell_timeout": 1.0}, max_timeout=20.0)
     assert outcome.answer == "late"
-    assert outcome.root.calls == 1
+    assert outcome.root.asked == 1
 
 
 @one
@@ -133,8 +133,8 @@ async def test_children_spend_from_the_same_budget() -> None:
     rlm = AsyncRLM(backend=root, other_backends=[sub], max_depth=2, max_budget=5.0)
     with anyio.fail_after(10), pytest.raises(BudgetExceededError) as ended:
         await rlm.acompletion("CTX")
-    assert root.calls + sub.calls < 7
-    assert (ended.value.spent, ended.value.budget) == (root.calls + sub.calls, 5.0)
+    assert root.asked + sub.asked < 7
+    assert (ended.value.spent, ended.value.budget) == (root.asked + sub.asked, 5.0)
 
 
 @both
@@ -188,7 +188,7 @@ async def test_depth_is_the_hosts_to_decide(id: str) -> None:
     with anyio.fail_after(10):
         outcome = await run_case(id, sub=sub, max_depth=2)
     assert outcome.answer == "child:leaf"
-    assert sub.calls == 2
+    assert sub.asked == 2
     assert sub.plain == ["leaf task"]
     assert "RLM_MAX_DEPTH" not in os.environ
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 from cases import CASES, covers, scripted
-from cases.http import Answer, serving
+from cases.http import serving
 from cases.models import ScriptedRoot, cell, submit
 from cases.runs import run, run_case
 
@@ -83,7 +83,7 @@ async def test_big_values_are_clipped_in_the_log(tmp_path: Path) -> None:
 @one
 @covers("L04")
 async def test_no_secret_of_the_settings_is_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    async with serving(lambda _asked: Answer(scripted(CASES["L04"])[0])) as server:
+    async with serving(lambda _asked: scripted(CASES["L04"])[0]) as server:
         rlm = AsyncRLM(
             backend_kwargs={
                 "model_name": "root-model",

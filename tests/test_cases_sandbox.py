@@ -16,7 +16,7 @@ import anyio
 import psutil
 import pytest
 from cases import CASES, covers, scripted
-from cases.models import Held, ScriptedRoot, cell, submit, whole
+from cases.models import ScriptedRoot, SubModel, cell, submit, whole
 from cases.runs import run, run_case
 
 import asyncrlm
@@ -47,7 +47,7 @@ async def test_cells_see_nothing_of_the_hosts_environment(tmp_path: Path, monkey
         outcome = await run([scripted(CASES["Z01"])[0], look, submit("'ok'")], logger=RLMLogger(log_dir=tmp_path))
     assert outcome.answer == "ok"
     assert "None None" in outcome.root.seen(2)
-    for request in outcome.root.requests:
+    for request in outcome.root.calls:
         assert "S3CRET" not in whole(request)
     (log,) = tmp_path.glob("*.jsonl")
     assert "S3CRET" not in log.read_text()
@@ -84,7 +84,7 @@ async def test_a_crash_is_told_to_the_model(code: str) -> None:
 @both
 @covers("Z04", "Z05")
 async def test_nothing_listens_while_a_run_is_going() -> None:
-    sub = Held(lambda _prompt: "done")
+    sub = SubModel(lambda _prompt: "done", hold=True)
     before = _listening()
 
     async def ask() -> None:

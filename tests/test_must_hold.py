@@ -42,7 +42,7 @@ async def test_many_runs_at_once_on_one_instance(runs: int, folder: Path) -> Non
     with nothing_left(), anyio.fail_after(60):
         await load.go()
     assert load.wrong == []
-    assert (load.root.calls, load.sub.calls) == (2 * runs, 10 * runs)
+    assert (load.root.asked, load.sub.asked) == (2 * runs, 10 * runs)
     assert list(folder.iterdir()) == []
 
 

@@ -228,4 +228,4 @@ async def test_a_forked_process_is_told_that_it_cannot_ask() -> None:
     assert "told:" in told
     assert "thread" in told
     assert "llm_query_batched" in told
-    assert outcome.sub.calls == 0
+    assert outcome.sub.asked == 0

@@ -166,10 +166,10 @@ async def _sweep(step: int) -> None:
         with nothing_left(), anyio.fail_after(10):
             with trip.scope:
                 await rlm.acompletion("CTX")
-            calls = root.calls + sub.calls
+            calls = root.asked + sub.asked
             assert (root.in_flight, sub.in_flight) == (0, 0), f"cancelled at event {at}"
             await anyio.wait_all_tasks_blocked()
-            assert root.calls + sub.calls == calls, f"cancelled at event {at}"
+            assert root.asked + sub.asked == calls, f"cancelled at event {at}"
 
 
 @both

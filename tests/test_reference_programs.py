@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 import anyio
 import pytest
-from cases.http import Answer, Asked, serving
+from cases.http import Asked, serving
 from cases.models import cell, submit
 from cases.programs import PROGRAMS, here
+
+from asyncrlm.testing import FakeReply
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,60 +23,62 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-def quickstart(asked: Asked) -> Answer:
+def quickstart(asked: Asked) -> FakeReply:
     if asked.turn == 1:
-        return Answer(cell("hits = [l for l in context.splitlines() if 'CODE IS' in l]\nprint(hits)"))
+        return FakeReply(cell("hits = [l for l in context.splitlines() if 'CODE IS' in l]\nprint(hits)"))
     assert "THE CODE IS 493817256" in asked.newest
-    return Answer("Got it.\n" + submit("hits[0].split()[-1]"))
+    return FakeReply("Got it.\n" + submit("hits[0].split()[-1]"))
 
 
-def trajectory(asked: Asked) -> Answer:
+def trajectory(asked: Asked) -> FakeReply:
     if not asked.is_conversation:
-        return Answer(asked.newest.upper())
+        return FakeReply(asked.newest.upper())
     if asked.turn == 1:
         assert "What is the sum?" in asked.text
-        return Answer(cell("total = sum(context['numbers'])\nprint(total, llm_query('check'))"))
-    return Answer(submit("total"))
+        return FakeReply(cell("total = sum(context['numbers'])\nprint(total, llm_query('check'))"))
+    return FakeReply(submit("total"))
 
 
-def recursion(asked: Asked) -> Answer:
+def recursion(asked: Asked) -> FakeReply:
     if asked.body["model"] == "gpt-5":
         ask = "rs = rlm_query_batched(['red', 'green', 'blue'])"
-        return Answer(cell(ask + "\nanswer.update(content='+'.join(rs), ready=True)"))
+        return FakeReply(cell(ask + "\nanswer.update(content='+'.join(rs), ready=True)"))
     if asked.is_conversation:
-        return Answer(cell("n = rlm_query('how long is ' + context)\nanswer.update(content=context + n, ready=True)"))
-    return Answer(str(len(asked.newest.split()[-1])))
+        return FakeReply(
+            cell("n = rlm_query('how long is ' + context)\nanswer.update(content=context + n, ready=True)")
+        )
+    return FakeReply(str(len(asked.newest.split()[-1])))
 
 
-def limits(asked: Asked) -> Answer:
+def limits(asked: Asked) -> FakeReply:
     usage = {"prompt_tokens": 100_000, "completion_tokens": 100, "total_tokens": 100_100}
     if asked.turn == 1:
-        return Answer("Looking.\n" + cell("print('RUN', context)"), usage=usage)
+        return FakeReply("Looking.\n" + cell("print('RUN', context)"), usage=usage)
     (name,) = set(re.findall(r"RUN (slow|tokens|budget|errors|turns)", asked.text))
     if name == "slow":
-        return Answer("late", delay=30)
+        return FakeReply("late", latency=30)
     if name == "turns" and asked.turn > 2:
-        return Answer("as far as I got: 3")
-    return Answer(cell("1 / 0" if name == "errors" else "x = 1"), usage=usage)
+        return FakeReply("as far as I got: 3")
+    return FakeReply(cell("1 / 0" if name == "errors" else "x = 1"), usage=usage)
 
 
-def callbacks(asked: Asked) -> Answer:
+def callbacks(asked: Asked) -> FakeReply:
     if not asked.is_conversation:
-        return Answer("leaf")
+        return FakeReply("leaf")
     if asked.body["model"] == "gpt-5-nano":
-        return Answer(submit("'from the child'"))
+        return FakeReply(submit("'from the child'"))
     if asked.turn == 1:
-        return Answer(cell("a = llm_query('plain one')\nb = rlm_query('a task')"))
-    return Answer(submit("a + ', ' + b"))
+        return FakeReply(cell("a = llm_query('plain one')\nb = rlm_query('a task')"))
+    return FakeReply(submit("a + ', ' + b"))
 
 
-def custom_tools(asked: Asked) -> Answer:
+def custom_tools(asked: Asked) -> FakeReply:
     for told in ("price_of", "Looks up what one fruit costs", "Adds up a basket", "shout", "SETTINGS", "FRUITS"):
         assert told in asked.text, f"{told!r} is not in the prompt"
     if asked.turn == 1:
-        return Answer(cell("print(price_of('pear'), price_of('kiwi'), math.pi > 3, SHOP, shout('ok'))"))
+        return FakeReply(cell("print(price_of('pear'), price_of('kiwi'), math.pi > 3, SHOP, shout('ok'))"))
     assert "{'price': 2.5, 'unit': 'piece'} {'error': 'kiwi is not sold here'} True corner OK" in asked.newest
-    return Answer(
+    return FakeReply(
         submit("f\"{total({f: n for f, n in zip(FRUITS, (4, 2))}):.{SETTINGS['decimals']}f} {SETTINGS['currency']}\"")
     )
 
@@ -142,7 +146,7 @@ PRINTS = {
 """Program → what its model replies, and what it prints."""
 
 
-async def _run(program: str, plan: Callable[[Asked], Answer], folder: Path, **env: str) -> list[str]:
+async def _run(program: str, plan: Callable[[Asked], FakeReply], folder: Path, **env: str) -> list[str]:
     async with serving(plan) as server:
         surroundings = dict(os.environ, LM_URL=server.url, LOGS=str(folder), OPENAI_API_KEY="key") | env
         done = await anyio.to_thread.run_sync(
@@ -184,7 +188,7 @@ async def test_a_program_of_the_reference(name: str, tmp_path: Path) -> None:
 async def test_a_system_prompt_of_ones_own_may_hold_braces(tmp_path: Path) -> None:
     own = 'Reply with ```repl``` blocks. Say {"like": "this"}, not {that}; {0} %s $x. Tools: {custom_tools_section}'
 
-    def plan(asked: Asked) -> Answer:
+    def plan(asked: Asked) -> FakeReply:
         assert 'Say {"like": "this"}, not {that}; {0} %s $x.' in asked.text
         return custom_tools(asked)
 

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-USAGE = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
+from asyncrlm.testing import FakeOpenAIServer, FakeReply, FakeRequest
 
 
-@dataclass(frozen=True)
 class Asked:
     """One request as it came over the wire."""
 
-    body: dict[str, Any]
-    headers: dict[str, str]
-    path: str
-
-    @property
-    def messages(self) -> list[dict[str, str]]:
-        return self.body["messages"]
+    def __init__(self, request: FakeRequest) -> None:
+        self.body: dict[str, Any] = request.body
+        self.headers = request.headers
+        self.messages: list[dict[str, str]] = request.body["messages"]
 
     @property
     def is_conversation(self) -> bool:
@@ -45,31 +38,33 @@ class Asked:
         return "\n\n".join(m["content"] for m in self.messages[last + 1 :])
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What to reply: a message, or with another `status` an error of that text."""
-
-    text: str | None
-    status: int = 200
-    headers: dict[str, str] = field(default_factory=dict)
-    usage: dict[str, Any] | None = field(default_factory=lambda: USAGE)
-    finish_reason: str = "stop"
-    message: dict[str, Any] = field(default_factory=dict)
-    """More fields of the message, such as `reasoning_content`."""
-    delay: float = 0.0
-    """Seconds before the reply."""
+Answer = str | FakeReply
+HTTPPlan = Callable[[Asked], Answer]
 
 
-@dataclass
 class Serving:
-    url: str = ""
-    asked: list[Asked] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    """What the plan itself raised."""
+    """The server's address, and all it was asked."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.asked: list[Asked] = []
+        self.problems: list[str] = []
+        """What the plan itself raised; such a request is answered with status 400, so that the run ends soon."""
 
 
 @asynccontextmanager
-async def serving(plan: Callable[[Asked], Answer]) -> AsyncIterator[Serving]:
+async def serving(plan: HTTPPlan) -> AsyncIterator[Serving]:
     """Serve `plan` for the time of the block."""
-    raise NotImplementedError
-    yield
+
+    def answer(request: FakeRequest) -> Answer:
+        asked = Asked(request)
+        served.asked.append(asked)
+        try:
+            return plan(asked)
+        except Exception as problem:
+            served.problems.append(repr(problem))
+            return FakeReply.fault(400, repr(problem))
+
+    async with FakeOpenAIServer(answer) as server:
+        served = Serving(server.base_url)
+        yield served

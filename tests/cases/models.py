@@ -2,132 +2,111 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import anyio
 
-from asyncrlm.lm.base import LMClient, LMReply, LMRequest, LMUsage
+from asyncrlm.lm.base import LMReply, LMRequest, LMUsage
+from asyncrlm.testing import ScriptedLM
 
 Rule = Callable[[str], str]
 """Text of a plain prompt → the reply; may raise."""
 
+Plan = Callable[[str, int], str]
+"""All the text of a request and the number of its turn, from 1 → the reply."""
+
 FINISHED = "NO_ANSWER"
 """What a script replies once it has run out."""
 
+USAGE = LMUsage(input_tokens=10, output_tokens=5)
 
-class Recorder(LMClient):
-    """A model that keeps its requests and knows how many are in flight."""
 
-    needs_price = False  # type: ignore[assignment]
+class Recorder(ScriptedLM):
+    """A scripted model that others can wait for."""
 
-    def __init__(self, model: str, usage: LMUsage | None = None) -> None:
-        self.model = model
-        self.usage = usage or LMUsage(input_tokens=10, output_tokens=5)
-        self.requests: list[LMRequest] = []
-        self.in_flight = 0
-        self.peak = 0
-        self.changed = anyio.Event()
+    def __init__(self, replies: Callable[[LMRequest], Any], **settings: Any) -> None:
+        super().__init__(replies, **({"usage": USAGE} | settings))
+        self._changed = anyio.Event()
 
     @property
-    def calls(self) -> int:
-        return len(self.requests)
+    def asked(self) -> int:
+        """How many requests it got."""
+        return len(self.calls)
 
     async def wait_for_calls(self, count: int) -> None:
         """Until `count` requests have been sent, however they ended."""
-        while self.calls < count:
-            await self.changed.wait()
+        while self.asked < count:
+            await self._changed.wait()
 
     async def acomplete(self, request: LMRequest) -> LMReply:
-        self.requests.append(request)
-        self.in_flight += 1
-        self.peak = max(self.peak, self.in_flight)
-        self.changed.set()
-        self.changed = anyio.Event()
         try:
-            text = await self.reply(request, len(self.requests))
+            return await super().acomplete(request)
         finally:
-            self.in_flight -= 1
-        return LMReply(text=text, finish_reason="stop", usage=self.usage)
+            self._notify()
 
-    async def reply(self, request: LMRequest, number: int) -> str:
-        raise NotImplementedError
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
 
 
 class ScriptedRoot(Recorder):
     """Replies `turns` one after another, whatever it is asked. A turn may be an exception, which is raised."""
 
-    def __init__(self, turns: Sequence[str | Exception], *, usage: LMUsage | None = None) -> None:
-        super().__init__("root-model", usage)
-        self.turns = list(turns)
+    def __init__(self, turns: Sequence[str | Exception], **settings: Any) -> None:
+        super().__init__(self._next, **({"model": "root-model"} | settings))
+        self._turns = list(turns)
 
-    async def reply(self, request: LMRequest, number: int) -> str:
-        await anyio.lowlevel.checkpoint()
-        turn = self.turns[number - 1] if number <= len(self.turns) else FINISHED
-        if isinstance(turn, Exception):
-            raise turn
-        return turn
+    def _next(self, _request: LMRequest) -> str | Exception:
+        return self._turns[self.asked - 1] if self.asked <= len(self._turns) else FINISHED
 
     def seen(self, turn: int) -> str:
         """What the model was newly told before its reply of that number: all after its last reply."""
-        return newest(self.requests[turn - 1])
+        return newest(self.calls[turn - 1])
 
 
 class PlannedRoot(Recorder):
     """A root for any number of runs at once: the turn is how often it has replied in that conversation."""
 
-    def __init__(
-        self, plan: Callable[[str, int], str], *, name: str = "root-model", usage: LMUsage | None = None
-    ) -> None:
-        super().__init__(name, usage)
-        self.plan = plan
-
-    async def reply(self, request: LMRequest, number: int) -> str:
-        await anyio.lowlevel.checkpoint()
-        return self.plan(whole(request), turn_of(request))
+    def __init__(self, plan: Plan, **settings: Any) -> None:
+        super().__init__(lambda r: plan(whole(r), turn_of(r)), **({"model": "root-model"} | settings))
 
 
 class SubModel(Recorder):
     """Replies to sub-calls by `rule`; where `child` is given, it also plays the root of child runs, by turn.
 
-    `delay` is seconds per prompt, or a function of the prompt.
+    `delay` is seconds per plain prompt. While `hold` is set and not released, plain prompts wait.
     """
 
     def __init__(
         self,
         rule: Rule | None = None,
         *,
-        child: Callable[[str, int], str] | None = None,
-        delay: float | Callable[[str], float] = 0.0,
-        usage: LMUsage | None = None,
+        child: Plan | None = None,
+        delay: float = 0.0,
+        hold: bool = False,
+        **settings: Any,
     ) -> None:
-        super().__init__("sub-model", usage)
-        self.rule = rule
-        self.child = child
-        self.delay = delay
+        super().__init__(self._reply, **({"model": "sub-model"} | settings))
+        self._rule = rule
+        self._child = child
+        self._delay = delay
+        self.release = anyio.Event()
+        if not hold:
+            self.release.set()
         self.plain: list[str] = []
 
-    async def reply(self, request: LMRequest, number: int) -> str:
+    async def _reply(self, request: LMRequest) -> str:
+        self._notify()
         if is_conversation(request):
-            assert self.child is not None, "a child run was started where none was expected"
-            return self.child(whole(request), turn_of(request))
+            assert self._child is not None, "a child run was started where none was expected"
+            return self._child(whole(request), turn_of(request))
         prompt = request.messages[-1].content
         self.plain.append(prompt)
-        assert self.rule is not None, f"a sub-call was made where none was expected: {prompt!r}"
-        seconds = self.delay(prompt) if callable(self.delay) else self.delay
-        await anyio.sleep(seconds)
-        return self.rule(prompt)
-
-
-class Held(SubModel):
-    """A sub-model that replies only once `release` is set."""
-
-    def __init__(self, rule: Rule) -> None:
-        super().__init__(rule)
-        self.release = anyio.Event()
-
-    async def reply(self, request: LMRequest, number: int) -> str:
+        assert self._rule is not None, f"a sub-call was made where none was expected: {prompt!r}"
         await self.release.wait()
-        return await super().reply(request, number)
+        await anyio.sleep(self._delay)
+        return self._rule(prompt)
 
 
 def is_conversation(request: LMRequest) -> bool:
@@ -159,6 +138,3 @@ def cell(code: str) -> str:
 def submit(expression: str) -> str:
     """A cell that submits the value of a Python expression."""
     return cell(f'answer["content"] = {expression}\nanswer["ready"] = True')
-
-
-AsyncRule = Callable[[str], Awaitable[str]]
