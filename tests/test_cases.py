@@ -8,13 +8,14 @@ from typing import Any
 
 import anyio
 import pytest
-from cases import CASES, covers, scripted
-from cases.expect import Evidence, failures
-from cases.later import LATER
-from cases.models import ScriptedRoot, SubModel, newest
-from cases.runs import RULES, run, run_case
 
 from asyncrlm.lm.base import LMRequest, Message
+
+from .cases import CASES, covers, scripted
+from .cases.expect import Evidence, failures
+from .cases.later import LATER
+from .cases.models import ScriptedRoot, SubModel, newest
+from .cases.runs import RULES, run, run_case
 
 pytestmark = pytest.mark.anyio
 
@@ -62,7 +63,7 @@ async def test_an_empty_prompt_is_a_clear_error(prompt: str) -> None:
 def test_every_case_is_tested_or_waits_for_something_named() -> None:
     tested: set[str] = set()
     for path in sorted(Path(__file__).parent.glob("test_cases*.py")):
-        module = importlib.import_module(path.stem)
+        module = importlib.import_module(f".{path.stem}", __package__)
         for name, value in vars(module).items():
             if name.startswith("test_"):
                 tested.update(getattr(value, "covers", ()))
@@ -99,10 +100,10 @@ def test_every_word_of_expect_can_fail(expect: dict[str, Any]) -> None:
         return LMRequest(messages=tuple(Message(role, text) for role, text in texts))
 
     root = ScriptedRoot([])
-    root.calls = [
+    root.own = [
         request(("system", "s"), ("user", "u")),
         request(("system", "s"), ("user", "u"), ("assistant", " "), ("user", "newer")),
         request(("system", "s"), ("assistant", "a"), ("user", "\ud800"), ("user", "again"), ("assistant", "b")),
     ]
-    root.seen = lambda turn: newest(root.calls[turn - 1]) or "\ud800"  # type: ignore[method-assign]
+    root.seen = lambda turn: newest(root.own[turn - 1]) or "\ud800"  # type: ignore[method-assign]
     assert failures(expect, Evidence('{"k": 1}', root, SubModel(), 1.0))

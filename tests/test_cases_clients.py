@@ -9,12 +9,13 @@ from typing import Any
 
 import anyio
 import pytest
-from cases import CASES, covers, scripted
-from cases.http import Asked, Serving, serving
-from cases.models import cell, submit
 
 from asyncrlm import AsyncRLM, LMError
 from asyncrlm.testing import FakeReply
+
+from .cases import CASES, covers, scripted
+from .cases.http import Asked, Serving, serving
+from .cases.models import cell, submit
 
 pytestmark = pytest.mark.anyio
 

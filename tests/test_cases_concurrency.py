@@ -11,11 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import anyio
 import pytest
-from cases import CASES, covers, scripted
-from cases.models import PlannedRoot, ScriptedRoot, SubModel, cell, submit
-from cases.runs import nothing_left, processes, run, run_case, together
 
 from asyncrlm import RLM, AsyncRLM, RLMLogger
+
+from .cases import CASES, covers, scripted
+from .cases.models import PlannedRoot, ScriptedRoot, SubModel, cell, submit
+from .cases.runs import nothing_left, processes, run, run_case, together
 
 pytestmark = pytest.mark.anyio
 

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
-from cases import covers
-from cases.models import ScriptedRoot, SubModel, submit, whole
-from cases.runs import run_case
 
 from asyncrlm import AsyncRLM, ConfigurationError
+
+from .cases import covers
+from .cases.models import ScriptedRoot, SubModel, submit, whole
+from .cases.runs import run_case
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +34,7 @@ async def test_a_stray_byte_is_no_reason_to_fail() -> None:
     with anyio.fail_after(10):
         outcome = await run_case("X02", "ab\udc97cd")
     assert outcome.answer == "5"
-    for request in outcome.root.calls:
+    for request in outcome.root.own:
         whole(request).encode()
 
 
@@ -97,7 +98,7 @@ async def test_a_context_of_150_mb_never_reaches_a_prompt() -> None:
     with anyio.fail_after(30):
         outcome = await run_case("X08", "x" * 150_000_000)
     assert outcome.answer == "150000000"
-    assert max(len(whole(r)) for r in outcome.root.calls) < 50_000
+    assert max(len(whole(r)) for r in outcome.root.own) < 50_000
 
 
 @one

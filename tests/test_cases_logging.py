@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
-from cases import CASES, covers, scripted
-from cases.http import serving
-from cases.models import ScriptedRoot, cell, submit
-from cases.runs import run, run_case
 
 from asyncrlm import AsyncRLM, ConfigurationError, RLMLogger
 from asyncrlm.events import FORMAT_VERSION
+
+from .cases import CASES, covers, scripted
+from .cases.http import serving
+from .cases.models import ScriptedRoot, cell, submit
+from .cases.runs import run, run_case
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,12 +15,13 @@ from typing import Any
 import anyio
 import psutil
 import pytest
-from cases import CASES, covers, scripted
-from cases.models import ScriptedRoot, SubModel, cell, submit, whole
-from cases.runs import run, run_case
 
 import asyncrlm
 from asyncrlm import AsyncRLM, ConfigurationError, RLMLogger
+
+from .cases import CASES, covers, scripted
+from .cases.models import ScriptedRoot, SubModel, cell, submit, whole
+from .cases.runs import run, run_case
 
 pytestmark = pytest.mark.anyio
 
@@ -47,7 +48,7 @@ async def test_cells_see_nothing_of_the_hosts_environment(tmp_path: Path, monkey
         outcome = await run([scripted(CASES["Z01"])[0], look, submit("'ok'")], logger=RLMLogger(log_dir=tmp_path))
     assert outcome.answer == "ok"
     assert "None None" in outcome.root.seen(2)
-    for request in outcome.root.calls:
+    for request in outcome.root.own:
         assert "S3CRET" not in whole(request)
     (log,) = tmp_path.glob("*.jsonl")
     assert "S3CRET" not in log.read_text()

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import anyio
 import pytest
-from cases.load import Load
-from cases.models import ScriptedRoot, SubModel, cell, submit
-from cases.runs import nothing_left
 
 from asyncrlm import AsyncRLM
+
+from .cases.load import Load
+from .cases.models import QUESTION, ScriptedRoot, SubModel, cell, submit
+from .cases.runs import nothing_left
 
 pytestmark = pytest.mark.anyio
 
@@ -48,12 +49,10 @@ async def test_many_runs_at_once_on_one_instance(runs: int, folder: Path) -> Non
 
 def program(folder: Path, *arguments: object) -> tuple[dict[str, object], list[str]]:
     """The report of `cases.load` run as a program, and the other lines it printed."""
-    tests = Path(__file__).parent
-    path = os.pathsep.join([str(tests), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
-        [sys.executable, "-m", "cases.load", *map(str, arguments)],
-        env=dict(os.environ, PYTHONPATH=path, TMPDIR=str(folder)),
-        cwd=tests,
+        [sys.executable, "-m", "tests.cases.load", *map(str, arguments)],
+        env=dict(os.environ, TMPDIR=str(folder)),
+        cwd=Path(__file__).parent.parent,
         capture_output=True,
         timeout=90,
         check=False,
@@ -102,10 +101,9 @@ async def test_children_that_print_at_once_get_their_own_output() -> None:
         return submit("context")
 
     ask = "print('parent first')\nrs = rlm_query_batched([f'child-{i}' for i in range(8)])\nprint('parent last')"
-    root = ScriptedRoot([cell(ask), submit("'|'.join(rs)")])
-    sub = SubModel(child=child)
+    root, sub = ScriptedRoot([cell(ask), submit("'|'.join(rs)")], child=child), SubModel(child=child)
     with anyio.fail_after(10):
-        result = await AsyncRLM(backend=root, other_backends=[sub], max_depth=2).acompletion("CTX")
+        result = await AsyncRLM(backend=root, other_backends=[sub], max_depth=2).acompletion("CTX", QUESTION)
     children = [f"child-{i}" for i in range(8)]
     assert result.response == "|".join(children)
     told = root.seen(2)

@@ -8,10 +8,11 @@ from typing import Any
 
 import anyio
 import pytest
-from cases.models import cell, submit
-from cases.runs import nothing_left, run
 
 from asyncrlm import Repl
+
+from .cases.models import cell, submit
+from .cases.runs import nothing_left, run
 
 pytestmark = pytest.mark.anyio
 

@@ -6,19 +6,23 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from typing import TYPE_CHECKING
 
 import anyio
 import psutil
 import pytest
-from cases.models import ScriptedRoot, SubModel, cell, submit
-from cases.runs import living_tasks, nothing_left, processes
 
-from asyncrlm import AsyncRLM, Repl
+from asyncrlm import AsyncRLM, Repl, RLMLogger
+
+from .cases.models import QUESTION, ScriptedRoot, SubModel, cell, submit
+from .cases.runs import nothing_left, processes
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from asyncrlm.observe.jsonl import TreeLog
 
     from asyncrlm.events import Event
 
@@ -118,26 +122,39 @@ async def test_a_cell_that_tries_to_kill_everybody_kills_only_itself() -> None:
             assert (await neighbour.execute("print(mine)")).stdout == "7\n"
 
 
-class Trip:
-    """A listener that cancels a scope at the n-th event, and counts them."""
+class Trip(RLMLogger):
+    """A logger that cancels `scope` at the event of number `at`, and keeps the names of all."""
 
-    def __init__(self, at: int | None = None) -> None:
+    def __init__(self, folder: Path, at: int | None = None) -> None:
+        super().__init__(log_dir=folder)
         self.at = at
         self.events: list[str] = []
         self.scope = anyio.CancelScope()
 
-    def __call__(self, event: Event) -> None:
-        self.events.append(type(event).__name__)
-        if len(self.events) == self.at:
-            self.scope.cancel()
+    def for_tree(self, root_run_id: str) -> TreeLog:
+        log = super().for_tree(root_run_id)
+        trip = self
+
+        class Tripping(type(log)):
+            def __call__(self, event: Event) -> None:
+                super().__call__(event)
+                trip.events.append(type(event).__name__)
+                if len(trip.events) == trip.at:
+                    trip.scope.cancel()
+
+        log.__class__ = Tripping
+        return log
 
 
-def _tree() -> tuple[AsyncRLM, ScriptedRoot, SubModel, Trip]:
+def _tree(logger: RLMLogger | None = None) -> tuple[AsyncRLM, ScriptedRoot, SubModel]:
     """A run with everything in it: cells, a batch, children, a tool, a killed worker."""
 
     async def tool(x: int) -> int:
         await anyio.lowlevel.checkpoint()
         return x + 1
+
+    def child(_text: str, turn: int) -> str:
+        return cell("x = llm_query('leaf')") if turn == 1 else submit("x")
 
     turns = [
         cell("rs = llm_query_batched(['a', 'b', 'c'])\nprint(add(1))"),
@@ -145,42 +162,63 @@ def _tree() -> tuple[AsyncRLM, ScriptedRoot, SubModel, Trip]:
         cell("import os\nos._exit(1)"),
         submit("'done'"),
     ]
-    root = ScriptedRoot(turns)
-    sub = SubModel(
-        str.upper, child=lambda _text, turn: cell("x = llm_query('leaf')") if turn == 1 else submit("x"), delay=0.001
-    )
-    trip = Trip()
-    rlm = AsyncRLM(backend=root, other_backends=[sub], max_depth=2, custom_tools={"add": tool}, logger=trip)
-    return rlm, root, sub, trip
+    root, sub = ScriptedRoot(turns, child=child), SubModel(str.upper, child=child, delay=0.001)
+    return AsyncRLM(root, other_backends=[sub], max_depth=2, custom_tools={"add": tool}, logger=logger), root, sub
 
 
-async def _sweep(step: int) -> None:
-    rlm, _root, _sub, trip = _tree()
+async def _nothing_goes_on(root: ScriptedRoot, sub: SubModel) -> None:
+    asked = root.asked + sub.asked
+    assert (root.in_flight, sub.in_flight) == (0, 0)
+    await anyio.wait_all_tasks_blocked()
+    assert root.asked + sub.asked == asked
+
+
+async def _sweep(folder: Path, step: int) -> None:
+    whole = Trip(folder)
+    rlm, _root, _sub = _tree(whole)
     with anyio.fail_after(10):
-        assert (await rlm.acompletion("CTX")).response == "done"
-    total = len(trip.events)
-    assert total > 40, trip.events
-    for at in range(1, total + 1, step):
-        rlm, root, sub, trip = _tree()
-        trip.at = at
+        assert (await rlm.acompletion("CTX", QUESTION)).response == "done"
+    assert len(whole.events) > 40, whole.events
+    for at in range(1, len(whole.events) + 1, step):
+        trip = Trip(folder, at)
+        rlm, root, sub = _tree(trip)
         with nothing_left(), anyio.fail_after(10):
             with trip.scope:
-                await rlm.acompletion("CTX")
-            calls = root.asked + sub.asked
-            assert (root.in_flight, sub.in_flight) == (0, 0), f"cancelled at event {at}"
-            await anyio.wait_all_tasks_blocked()
-            assert root.asked + sub.asked == calls, f"cancelled at event {at}"
+                await rlm.acompletion("CTX", QUESTION)
+            await _nothing_goes_on(root, sub)
+    assert not [path for path in folder.iterdir() if path.suffix != ".jsonl"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where logs and temporary files go in this test."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return tmp_path
 
 
 @both
-async def test_cancelling_at_any_event_leaves_nothing() -> None:
-    await _sweep(4)
+@pytest.mark.usefixtures("no_leaks")
+async def test_cancelling_at_any_event_leaves_nothing(folder: Path) -> None:
+    await _sweep(folder, 4)
 
 
 @both
 @pytest.mark.soak
-async def test_cancelling_at_every_event_leaves_nothing() -> None:
-    await _sweep(1)
+@pytest.mark.usefixtures("no_leaks")
+async def test_cancelling_at_every_event_leaves_nothing(folder: Path) -> None:
+    await _sweep(folder, 1)
+
+
+@both
+async def test_leaving_a_stream_of_events_early_leaves_nothing() -> None:
+    for at in (1, 10, 20):
+        rlm, root, sub = _tree()
+        with nothing_left(), anyio.fail_after(10):
+            async with rlm.astream("CTX", QUESTION) as events:
+                for _ in range(at):
+                    await anext(events)
+            await _nothing_goes_on(root, sub)
 
 
 @both
@@ -189,12 +227,11 @@ async def test_cancelling_at_every_event_leaves_nothing() -> None:
 )
 async def test_cancelling_at_any_step_of_the_loop_leaves_nothing(first: range) -> None:
     for steps in first:
-        rlm, root, sub, _trip = _tree()
+        rlm, root, sub = _tree()
         with nothing_left(), anyio.fail_after(10):
             async with anyio.create_task_group() as group:
-                group.start_soon(rlm.acompletion, "CTX")
+                group.start_soon(rlm.acompletion, "CTX", QUESTION)
                 for _ in range(steps):
                     await anyio.lowlevel.checkpoint()
                 group.cancel_scope.cancel()
-            assert (root.in_flight, sub.in_flight) == (0, 0)
-            assert living_tasks() >= 1
+            await _nothing_goes_on(root, sub)

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 import anyio
 import pytest
-from cases.http import Asked, serving
-from cases.models import cell, submit
-from cases.programs import PROGRAMS, here
 
 from asyncrlm.testing import FakeReply
+
+from .cases.http import Asked, serving
+from .cases.models import cell, submit
+from .cases.programs import PROGRAMS, here
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -54,18 +54,18 @@ def _answer_not_contains(run: Evidence, wanted: str) -> list[str]:
 
 
 def _seen(run: Evidence, turn: int) -> str:
-    return run.root.seen(turn) if turn <= run.root.asked else ""
+    return run.root.seen(turn) if turn <= len(run.root.own) else ""
 
 
 def _seen_contains(run: Evidence, wanted: tuple[int, str]) -> list[str]:
     turn, text = wanted
     seen = _seen(run, turn)
-    return [] if turn <= run.root.asked and text in seen else [f"turn {turn} lacks {text!r}: {seen[-600:]!r}"]
+    return [] if turn <= len(run.root.own) and text in seen else [f"turn {turn} lacks {text!r}: {seen[-600:]!r}"]
 
 
 def _seen_not_contains(run: Evidence, wanted: tuple[int, str]) -> list[str]:
     turn, text = wanted
-    return [f"turn {turn} holds {text!r}"] if turn > run.root.asked or text in _seen(run, turn) else []
+    return [f"turn {turn} holds {text!r}"] if turn > len(run.root.own) or text in _seen(run, turn) else []
 
 
 def _seen_regex(run: Evidence, wanted: tuple[int, str]) -> list[str]:
@@ -88,7 +88,7 @@ def _seen_utf8(run: Evidence, turn: int) -> list[str]:
 
 
 def _root_calls(run: Evidence, wanted: int) -> list[str]:
-    return [] if run.root.asked == wanted else [f"{run.root.asked} root calls, not {wanted}"]
+    return [] if len(run.root.own) == wanted else [f"{len(run.root.own)} root calls, not {wanted}"]
 
 
 def _sub_calls(run: Evidence, wanted: int) -> list[str]:
@@ -100,7 +100,7 @@ def _wall_max(run: Evidence, wanted: float) -> list[str]:
 
 
 def _alternate(run: Evidence, _wanted: bool) -> list[str]:
-    for request in run.root.calls:
+    for request in run.root.own:
         roles = [m.role for m in request.messages]
         spoken = roles[1:] if roles[0] == "system" else roles
         if spoken != [("user", "assistant")[i % 2] for i in range(len(spoken))]:
@@ -109,12 +109,12 @@ def _alternate(run: Evidence, _wanted: bool) -> list[str]:
 
 
 def _ends_user(run: Evidence, _wanted: bool) -> list[str]:
-    ends = [request.messages[-1].role for request in run.root.calls]
+    ends = [request.messages[-1].role for request in run.root.own]
     return [] if set(ends) == {"user"} else [f"last roles of the requests: {ends}"]
 
 
 def _no_empty_assistant(run: Evidence, _wanted: bool) -> list[str]:
-    blank = sum(m.role == "assistant" and not m.content.strip() for r in run.root.calls for m in r.messages)
+    blank = sum(m.role == "assistant" and not m.content.strip() for r in run.root.own for m in r.messages)
     return [f"{blank} blank assistant messages"] if blank else []
 
 

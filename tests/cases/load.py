@@ -2,7 +2,7 @@
 
 Also a program, so that it can run under limits of its own and with its standard output watched:
 
-    python -m cases.load RUNS WIDTH [DESCRIPTORS]
+    python -m tests.cases.load RUNS WIDTH [DESCRIPTORS]
 
 prints numbered lines of its own all the while, then one line of JSON.
 """

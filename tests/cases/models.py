@@ -16,6 +16,9 @@ Rule = Callable[[str], str]
 Plan = Callable[[str, int], str]
 """All the text of a request and the number of its turn, from 1 → the reply."""
 
+QUESTION = "What does the root want to know?"
+"""The `root_prompt` of runs with children, which have none: so a model tells them apart."""
+
 FINISHED = "NO_ANSWER"
 """What a script replies once it has run out."""
 
@@ -51,18 +54,27 @@ class Recorder(ScriptedLM):
 
 
 class ScriptedRoot(Recorder):
-    """Replies `turns` one after another, whatever it is asked. A turn may be an exception, which is raised."""
+    """Replies `turns` one after another, whatever it is asked. A turn may be an exception, which is raised.
 
-    def __init__(self, turns: Sequence[str | Exception], **settings: Any) -> None:
+    Child runs may be given to the root's model too. With `child`, a run whose question is not `QUESTION` is played by
+    that plan; `own` has the requests of the root run only.
+    """
+
+    def __init__(self, turns: Sequence[str | Exception], *, child: Plan | None = None, **settings: Any) -> None:
         super().__init__(self._next, **({"model": "root-model"} | settings))
         self._turns = list(turns)
+        self._child = child
+        self.own: list[LMRequest] = []
 
-    def _next(self, _request: LMRequest) -> str | Exception:
-        return self._turns[self.asked - 1] if self.asked <= len(self._turns) else FINISHED
+    def _next(self, request: LMRequest) -> str | Exception:
+        if self._child is not None and QUESTION not in whole(request):
+            return self._child(whole(request), turn_of(request))
+        self.own.append(request)
+        return self._turns[len(self.own) - 1] if len(self.own) <= len(self._turns) else FINISHED
 
     def seen(self, turn: int) -> str:
         """What the model was newly told before its reply of that number: all after its last reply."""
-        return newest(self.calls[turn - 1])
+        return newest(self.own[turn - 1])
 
 
 class PlannedRoot(Recorder):
@@ -89,7 +101,7 @@ class SubModel(Recorder):
     ) -> None:
         super().__init__(self._reply, **({"model": "sub-model"} | settings))
         self._rule = rule
-        self._child = child
+        self.child = child
         self._delay = delay
         self.release = anyio.Event()
         if not hold:
@@ -99,8 +111,8 @@ class SubModel(Recorder):
     async def _reply(self, request: LMRequest) -> str:
         self._notify()
         if is_conversation(request):
-            assert self._child is not None, "a child run was started where none was expected"
-            return self._child(whole(request), turn_of(request))
+            assert self.child is not None, "a child run was started where none was expected"
+            return self.child(whole(request), turn_of(request))
         prompt = request.messages[-1].content
         self.plain.append(prompt)
         assert self._rule is not None, f"a sub-call was made where none was expected: {prompt!r}"

@@ -15,7 +15,7 @@ from asyncrlm import AsyncRLM
 
 from . import CASES, scripted
 from .expect import Evidence
-from .models import Rule, ScriptedRoot, SubModel
+from .models import QUESTION, Rule, ScriptedRoot, SubModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -53,12 +53,12 @@ async def run(
     turns: Sequence[str | Exception], prompt: Any = "CTX", *, sub: SubModel | None = None, **settings: Any
 ) -> Outcome:
     """One run of a scripted root; `settings` are `AsyncRLM`'s."""
-    root = ScriptedRoot(turns)
     sub = sub or SubModel()
+    root = ScriptedRoot(turns, child=sub.child)
     settings.setdefault("max_iterations", len(turns) + 1)
     rlm = AsyncRLM(backend=root, other_backends=[sub], **settings)
     began = time.monotonic()
-    completion = await rlm.acompletion(prompt)
+    completion = await rlm.acompletion(prompt, QUESTION if sub.child else None)
     return Outcome(completion, root, sub, time.monotonic() - began)
 
 
