@@ -41,13 +41,14 @@ def trajectory(asked: Asked) -> FakeReply:
 
 
 def recursion(asked: Asked) -> FakeReply:
-    if asked.body["model"] == "gpt-5":
+    if "Which colours?" in asked.text:
         ask = "rs = rlm_query_batched(['red', 'green', 'blue'])"
         return FakeReply(cell(ask + "\nanswer.update(content='+'.join(rs), ready=True)"))
     if asked.is_conversation:
         return FakeReply(
             cell("n = rlm_query('how long is ' + context)\nanswer.update(content=context + n, ready=True)")
         )
+    assert asked.body["model"] == "gpt-5-nano"
     return FakeReply(str(len(asked.newest.split()[-1])))
 
 
@@ -66,7 +67,7 @@ def limits(asked: Asked) -> FakeReply:
 def callbacks(asked: Asked) -> FakeReply:
     if not asked.is_conversation:
         return FakeReply("leaf")
-    if asked.body["model"] == "gpt-5-nano":
+    if "Anything?" not in asked.text:
         return FakeReply(submit("'from the child'"))
     if asked.turn == 1:
         return FakeReply(cell("a = llm_query('plain one')\nb = rlm_query('a task')"))
@@ -108,10 +109,10 @@ PRINTS = {
         recursion,
         [
             "response: red3+green5+blue4",
-            *("gpt-5-nano blue -> blue4 True", "  gpt-5-nano how long is blue -> 4 False"),
-            *("gpt-5-nano green -> green5 True", "  gpt-5-nano how long is green -> 5 False"),
-            *("gpt-5-nano red -> red3 True", "  gpt-5-nano how long is red -> 3 False"),
-            *("gpt-5 1", "gpt-5-nano 6"),
+            *("gpt-5 blue -> blue4 True", "  gpt-5-nano how long is blue -> 4 False"),
+            *("gpt-5 green -> green5 True", "  gpt-5-nano how long is green -> 5 False"),
+            *("gpt-5 red -> red3 True", "  gpt-5-nano how long is red -> 3 False"),
+            *("gpt-5 4", "gpt-5-nano 3"),
         ],
     ),
     "limits": (
@@ -132,10 +133,10 @@ PRINTS = {
             "start 0 1",
             "sub-call 1 gpt-5-nano plain one",
             "sub-call done 1 gpt-5-nano True None",
-            "sub-call 1 gpt-5-nano a task",
+            "sub-call 1 gpt-5 a task",
             "start 1 1",
             "complete 1 1 True",
-            "sub-call done 1 gpt-5-nano True None",
+            "sub-call done 1 gpt-5 True None",
             "complete 0 1 True",
             "start 0 2",
             "complete 0 2 True",

@@ -99,7 +99,7 @@ def walk(metadata, depth):
                     walk(nested, depth + 1)
 
 with rlm:
-    result = rlm.completion("three questions")
+    result = rlm.completion("three questions", root_prompt="Which colours?")
     print("response:", result.response)
     walk(result.metadata, 0)
     for model, usage in sorted(result.usage_summary.model_usage_summaries.items()):
@@ -192,7 +192,7 @@ rlm = RLM(
     on_subcall_start=subcall_start,
     on_subcall_complete=subcall_complete,
 )
-print("answer", rlm.completion("CTX").response)
+print("answer", rlm.completion("CTX", root_prompt="Anything?").response)
 """
 
 CUSTOM_TOOLS = """
