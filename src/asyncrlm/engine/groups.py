@@ -12,9 +12,14 @@ def one_error() -> Generator[None]:
     try:
         yield
     except BaseExceptionGroup as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-            error = error.exceptions[0]
+        error = _only(group)
         if error is group:
             raise
         raise error from error.__cause__
+
+
+def _only(error: BaseException) -> BaseException:
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    members: tuple[BaseException, ...] = error.exceptions  # pyright: ignore[reportUnknownMemberType]
+    return _only(members[0]) if len(members) == 1 else error  # pyright: ignore[reportUnknownArgumentType]
