@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from typing import Self
 
 
 class _Ready:
@@ -60,11 +63,9 @@ class FailedReply(_Ready, str):
         retryable: Whether the same call may succeed later.
     """
 
-    error: str
-    kind: Optional[str]
-    retryable: bool
+    __slots__ = ("error", "kind", "retryable")
 
-    def __new__(cls, error: str = "", kind: Optional[str] = None, retryable: bool = False) -> FailedReply:
+    def __new__(cls, error: str = "", kind: str | None = None, retryable: bool = False) -> Self:
         reply = super().__new__(cls, f"Error: {error}")
         reply.error, reply.kind, reply.retryable = error, kind, retryable
         return reply
@@ -82,7 +83,7 @@ class SubcallError(Exception):
     """
 
     def __init__(
-        self, error: str = "", kind: Optional[str] = None, retryable: bool = False, replies: Optional[list[Any]] = None
+        self, error: str = "", kind: str | None = None, retryable: bool = False, replies: list[Any] | None = None
     ) -> None:
         super().__init__(error)
         self.error, self.kind, self.retryable = error, kind, retryable
