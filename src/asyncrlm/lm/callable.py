@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigurationError, LMError
+from asyncrlm.errors import ConfigurationError, LMError
+
 from .base import LMClient, LMReply, LMRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
 
 
 class CallableClient(LMClient):
@@ -55,7 +58,7 @@ class CallableClient(LMClient):
 def _is_async(function: Callable[..., Any]) -> bool:
     while hasattr(function, "func"):  # functools.partial
         function = function.func  # type: ignore[attr-defined]
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, cast
 
 from msgspec import Struct
 
-from ..errors import ConfigurationError
-from ..ledger import Price
+from asyncrlm.errors import ConfigurationError
+from asyncrlm.ledger import Price
+
 from . import catalog
 from .base import LMClient, LMReply, LMRequest
 from .callable import CallableClient
@@ -92,7 +93,7 @@ class ClientSpec(Struct, frozen=True, kw_only=True, eq=False):
     """Builds the client; what it opens is entered through the `Shared` it is given."""
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[LMClient]:
+    async def open(self) -> AsyncGenerator[LMClient]:
         """The client, with connections of its own. Holds no task group or cancel scope open."""
         async with AsyncExitStack() as stack:
             opened: dict[Hashable, Any] = {}
@@ -137,9 +138,8 @@ def client_spec(
         return _object_spec(backend, kwargs, sampling)
     if isinstance(backend, str):
         name, _, model = backend.partition("/")
-        if model:
-            if kwargs.setdefault("model_name", model) != model:
-                raise ConfigurationError(f"two models named: {backend!r} and model_name={kwargs['model_name']!r}")
+        if model and kwargs.setdefault("model_name", model) != model:
+            raise ConfigurationError(f"two models named: {backend!r} and model_name={kwargs['model_name']!r}")
         if name == "offline":
             return _offline_spec(kwargs, sampling)
         if name in PRESETS:
@@ -260,7 +260,7 @@ def _openai_spec(backend: str, preset: Preset, kwargs: dict[str, Any], sampling:
 
 def _connection_settings(backend: str, preset: Preset, kwargs: dict[str, Any]) -> ConnectionSettings:
     base_url = _base_url(backend, preset, kwargs)
-    api_key = kwargs.pop("api_key", None)
+    api_key: Any = kwargs.pop("api_key", None)
     if isinstance(api_key, str):
         api_key = checked_key(api_key) or None
     elif api_key is not None and not callable(api_key):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from ..errors import ConfigurationError
+from asyncrlm.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class Preset(Struct, frozen=True, kw_only=True):
@@ -56,11 +58,11 @@ def origin_of(base_url: str) -> Origin:
     Raises:
         ConfigurationError: for anything that two parsers could read differently, and for what is no HTTP URL.
     """
-    parts = None
+    parts, port = None, None
     if base_url.isascii() and base_url.isprintable() and not set(base_url) & set(' \\"<>^`{|}'):
         try:
             parts = urlsplit(base_url)
-            port = parts.port
+            port = parts.port  # raises, as urlsplit does, for what is none
         except ValueError:
             parts = None
     if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:

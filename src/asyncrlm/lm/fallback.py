@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..errors import LMError, LMErrorKind
-from ..ledger import Price
+from asyncrlm.errors import LMError, LMErrorKind
+
 from .base import LMClient, LMReply, LMRequest, LMUsage
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asyncrlm.ledger import Price
 
 OWN_FAULT: frozenset[LMErrorKind] = frozenset({"bad_request"})
 """Failures that are the request's fault: another model would refuse it too."""
@@ -79,9 +84,10 @@ def _all_failed(failures: Sequence[tuple[LMClient, LMError]]) -> LMError:
     waits = [error.retry_after for _, error in failures if error.retryable and error.retry_after is not None]
     retryable = any(error.retryable for _, error in failures)
     all_wait = retryable and len(waits) == sum(error.retryable for _, error in failures)
+    kinds: list[LMErrorKind] = [error.kind for _, error in failures if error.retryable]
     return LMError(
         "all models failed: " + "; ".join(f"{client.model}: {error}" for client, error in failures),
-        kind=next((error.kind for _, error in failures if error.retryable), first.kind),
+        kind=kinds[0] if kinds else first.kind,
         status=first.status,
         retryable=retryable,
         retry_after=min(waits) if all_wait else None,

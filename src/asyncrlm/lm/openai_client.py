@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,7 +16,8 @@ import anyio
 import msgspec
 from msgspec import Struct
 
-from ..errors import ConfigurationError, LMError
+from asyncrlm.errors import ConfigurationError, LMError
+
 from .base import LMClient, LMReply, LMRequest
 from .endpoints import checked_key, is_ambient, origin_of
 from .replies import error_of_status, parse_completion, whole_text
@@ -115,7 +116,7 @@ class Connection:
         *,
         headers: Mapping[str, str] | None = None,
         query: Mapping[str, Any] | None = None,
-        timeout: float | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - one request's own, told apart from the caller's deadline
     ) -> bytes:
         """Send one chat completion request and return the body of a successful response.
 
@@ -267,7 +268,7 @@ def _own_http_client(settings: ConnectionSettings) -> httpx2.AsyncClient:
 
 
 @asynccontextmanager
-async def open_connection(settings: ConnectionSettings) -> AsyncIterator[Connection]:
+async def open_connection(settings: ConnectionSettings) -> AsyncGenerator[Connection]:
     """A pool of connections, closed at the end unless the http client is the caller's own."""
     import openai  # noqa: PLC0415 - costs most of a second, paid by those who open a connection
 

@@ -11,10 +11,11 @@ import anyio
 import anyio.lowlevel
 import msgspec
 
-from ..errors import LMError
+from asyncrlm.errors import LMError
 
 if TYPE_CHECKING:
-    from ..ledger import Ledger, Need, Reservation
+    from asyncrlm.ledger import Ledger, Need, Reservation
+
     from .base import LMClient, LMReply, LMRequest
 
 DEFAULT_ATTEMPTS = 6

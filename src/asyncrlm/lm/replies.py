@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from msgspec import Raw, Struct
 
-from ..errors import LMError, LMErrorKind
+from asyncrlm.errors import LMError, LMErrorKind
+
 from .base import LMReply, LMUsage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _NOTHING = Raw(b"null")
 
@@ -157,7 +160,8 @@ def _usage(raw: Raw) -> LMUsage:
 
 _TOO_LONG = re.compile(
     r"context.?length|context.?window|context.?size|maximum.context|maximum.(model|input|prompt).length|"
-    r"(prompt|input|request).{0,20} too.(long|large)|too.many.(input.)?tokens|reduce.the.length|exceeds.the.(maximum|model)",
+    r"(prompt|input|request).{0,20} too.(long|large)|too.many.(input.)?tokens|reduce.the.length|"
+    r"exceeds.the.(maximum|model)",
     re.IGNORECASE,
 )
 _QUOTA = re.compile(
@@ -215,7 +219,7 @@ def _message_in(loaded: Any) -> tuple[str, str]:
     for _ in range(4):
         if not isinstance(loaded, dict):
             break
-        fields: dict[str, Any] = loaded
+        fields = cast("dict[str, Any]", loaded)
         code = str(fields.get("code") or fields.get("type") or code)
         loaded = next((fields[name] for name in ("error", "message", "detail") if fields.get(name)), fields)
         if loaded is fields:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import inspect
 import json
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import anyio
 import anyio.abc
@@ -16,6 +15,9 @@ import anyio.from_thread
 from msgspec import Struct
 
 from .http import HttpConnection, HttpRequest
+
+if TYPE_CHECKING:
+    from types import TracebackType
 
 
 class FakeReply(Struct, frozen=True):
@@ -59,6 +61,11 @@ class FakeRequest(Struct, frozen=True):
     """Names in lower case."""
     body: Any
     """The JSON, decoded; None if there was none."""
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The body if it is an object, else an empty one."""
+        return cast("dict[str, Any]", self.body) if isinstance(cast("object", self.body), dict) else {}
 
     @property
     def text(self) -> str:
@@ -143,17 +150,17 @@ class FakeOpenAIServer:
     @contextmanager
     def serve_in_thread(
         cls, replies: Iterable[Reply | Handler] | Handler, *, latency: float = 0.0, models: Sequence[str] = ("fake",)
-    ) -> Iterator[FakeOpenAIServer]:
+    ) -> Generator[FakeOpenAIServer]:
         """The server, run by an event loop in a thread of its own until the block ends."""
         server = cls(replies, latency=latency, models=models)
         with anyio.from_thread.start_blocking_portal() as portal, portal.wrap_async_context_manager(server):
             yield server
 
     @asynccontextmanager
-    async def _running(self) -> AsyncIterator[None]:
+    async def _running(self) -> AsyncGenerator[None]:
         listener = await anyio.create_tcp_listener(local_host="127.0.0.1", backlog=4096)
         async with listener, anyio.create_task_group() as tasks:
-            self._port = listener.extra(anyio.abc.SocketAttribute.local_port)
+            self._port = listener.extra(anyio.abc.SocketAttribute.local_port)  # noqa: S610 - not Django's
             tasks.start_soon(listener.serve, self._serve)
             try:
                 yield
@@ -242,7 +249,7 @@ async def _send_reply(connection: HttpConnection, request: FakeRequest, reply: F
         shaped = error if not isinstance(error, str) else {"message": error, "type": "fault", "code": None}
         body = _dumps({"error": shaped})
         return await connection.send(reply.status, _JSON | dict(reply.headers), body, cut=reply.cut == "within")
-    if reply.body is None and isinstance(request.body, dict) and request.body.get("stream"):
+    if reply.body is None and request.fields.get("stream"):
         headers = {"content-type": "text/event-stream"} | dict(reply.headers)
         return await connection.send_chunks(reply.status, headers, _events(request, reply), cut=reply.cut == "within")
     body = _dumps(_completion(request, reply)) if reply.body is None else reply.body
@@ -250,7 +257,7 @@ async def _send_reply(connection: HttpConnection, request: FakeRequest, reply: F
 
 
 def _model(request: FakeRequest) -> str:
-    return str(request.body.get("model", "fake")) if isinstance(request.body, dict) else "fake"
+    return str(request.fields.get("model", "fake"))
 
 
 def _usage(request: FakeRequest, reply: FakeReply) -> dict[str, Any]:
@@ -258,7 +265,7 @@ def _usage(request: FakeRequest, reply: FakeReply) -> dict[str, Any]:
         return {}
     if reply.usage != "counted":
         return {"usage": dict(reply.usage)}
-    messages = request.body.get("messages", []) if isinstance(request.body, dict) else []
+    messages: list[Any] = request.fields.get("messages") or []
     asked = math.ceil(sum(len(str(message.get("content") or "")) for message in messages) / 4)
     given = math.ceil((len(reply.text or "") + len(reply.reasoning or "")) / 4)
     return {"usage": {"prompt_tokens": asked, "completion_tokens": given, "total_tokens": asked + given}}
@@ -297,7 +304,7 @@ def _events(request: FakeRequest, reply: FakeReply) -> list[bytes]:
     elif reply.text is not None:
         events.append(delta({"content": reply.text}))
     events.append(delta({}, reply.finish_reason))
-    options: Any = request.body.get("stream_options") or {}
+    options: Any = request.fields.get("stream_options") or {}
     if options.get("include_usage") and reply.usage is not None:
         events.append(event([], **_usage(request, reply)))
     return [*events, b"data: [DONE]\n\n"]
