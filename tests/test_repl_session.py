@@ -9,9 +9,9 @@ import anyio.lowlevel
 import pytest
 from repl_fakes import FakeSandbox, FunctionServices, Worker, fake_session
 
-from asyncrlm.repl.sandbox import Printed, Settings
 from asyncrlm.errors import ConfigurationError, SandboxLost
 from asyncrlm.repl import session as session_module
+from asyncrlm.repl.sandbox import Printed, Settings
 from asyncrlm.repl.session import Session, SubCall
 from asyncrlm.repl.tools import HostTools
 
@@ -336,10 +336,14 @@ async def test_errors_in_the_body_come_out_as_they_are() -> None:
     with anyio.fail_after(10):
         async with anyio.create_task_group() as group:
             session, opened = fake_session(group, echo)
-            with pytest.raises(ZeroDivisionError):
+
+            async def use() -> None:
                 async with session:
                     await session.ready()
                     raise ZeroDivisionError
+
+            with pytest.raises(ZeroDivisionError):
+                await use()
             assert opened[0].closed == 1
             group.cancel_scope.cancel()
 
