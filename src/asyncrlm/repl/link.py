@@ -61,7 +61,7 @@ class Link:
         self.prepared = False
         """Whether the environment's `setup_code` has run."""
         self._load_error: str | None = None
-        self._number = 0
+        self._loads = 0
         self._last_output: tuple[Printed, Printed] | None = None
 
     @property
@@ -174,8 +174,8 @@ class Link:
             ConfigurationError: if the value can't be had or the worker refuses it.
             SandboxLost: if the worker ends meanwhile.
         """
-        self._number += 1
-        number = self._number
+        self._loads += 1
+        number = self._loads
         frame = Load(id=number, name=plan.name, form=plan.form, reserve=reserve)
         self.changed = anyio.Event()
         self._load_error = None
@@ -207,17 +207,16 @@ class Link:
         self.check()
         self.loaded.add(plan.name)
 
-    def begin_cell(self, code: str, broker: Broker) -> None:
+    def begin_cell(self, number: int, code: str, broker: Broker) -> None:
         """Send a cell, whose calls go to `broker`. `changed` is set once it is done or the worker has ended."""
-        self._number += 1
         self.changed = anyio.Event()
         self.done = None
         if not self.alive:
             self.changed.set()
             return
         self.broker = broker
-        self.channel.begin_cell(self._number)
-        self.channel.send(Execute(cell=self._number, code=code))
+        self.channel.begin_cell(number)
+        self.channel.send(Execute(cell=number, code=code))
 
     def reply(self, reply: Reply) -> int:
         return self.channel.reply(reply)

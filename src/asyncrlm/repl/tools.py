@@ -39,7 +39,7 @@ _NUMBERED = re.compile(r"(context|history)_\d+")
 _LONGEST_DOC = 1000
 
 
-class ToolFailure(Exception):  # noqa: N818 -- it carries an error of the tool, it is none of ours
+class ToolFailure(Exception):
     """A host callable raised, or returned what can't be sent. The text and `kind` are what the cell reads."""
 
     def __init__(self, kind: str, message: str) -> None:
