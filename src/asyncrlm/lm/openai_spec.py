@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from asyncrlm.errors import ConfigurationError
 
@@ -85,10 +85,11 @@ def openai_spec(backend: str, preset: Preset, kwargs: dict[str, Any], sampling: 
 def _connection_settings(backend: str, preset: Preset, kwargs: dict[str, Any]) -> ConnectionSettings:
     base_url = _base_url(backend, preset, kwargs)
     given: Any = kwargs.pop("api_key", None)
-    if isinstance(api_key, str):
+    api_key: ApiKey | None = None
+    if isinstance(given, str):
         api_key = checked_key(given) or None
     elif callable(given):
-        api_key = given
+        api_key = cast("ApiKey", given)
     elif given is not None:
         raise ConfigurationError("api_key must be a str or an async callable that gives one")
     origin = origin_of(base_url) if base_url is not None else ("https", "api.openai.com", 443)

@@ -141,10 +141,20 @@ class FakeOpenAIServer:
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    ) -> bool:
         stack, self._stack = self._stack, None
-        if stack is not None:
-            await stack.__aexit__(kind, error, trace)
+        if stack is None:
+            return False
+        try:
+            if isinstance(error, Exception):
+                # The block's own error is not the server's: it must not come out wrapped in an exception group.
+                await stack.aclose()
+                return False
+            return await stack.__aexit__(kind, error, trace) or False
+        except BaseExceptionGroup as group:
+            if len(group.exceptions) == 1:
+                raise group.exceptions[0] from None
+            raise
 
     @classmethod
     @contextmanager
