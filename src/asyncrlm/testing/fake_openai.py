@@ -152,9 +152,10 @@ class FakeOpenAIServer:
                 return False
             return await stack.__aexit__(kind, error, trace) or False
         except BaseExceptionGroup as group:
-            if len(group.exceptions) == 1:
-                raise group.exceptions[0] from None
-            raise
+            alone: BaseException = group
+            while isinstance(alone, BaseExceptionGroup) and len(alone.exceptions) == 1:
+                alone = cast("BaseExceptionGroup[BaseException]", alone).exceptions[0]
+            raise alone from None
 
     @classmethod
     @contextmanager
