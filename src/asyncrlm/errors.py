@@ -155,6 +155,7 @@ class LMError(RLMError):
         status: The HTTP status, where there was one.
         retryable: Whether the same request may succeed later.
         retry_after: Seconds the server asked to wait, where it did.
+        charged: Whether the failed request may have been paid for: it was sent, and the reply was lost.
     """
 
     def __init__(
@@ -165,6 +166,7 @@ class LMError(RLMError):
         status: int | None = None,
         retryable: bool = False,
         retry_after: float | None = None,
+        charged: bool = False,
         **details: Any,
     ) -> None:
         super().__init__(message, **details)
@@ -172,3 +174,4 @@ class LMError(RLMError):
         self.status = status
         self.retryable = retryable
         self.retry_after = retry_after
+        self.charged = charged
