@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from repl_fakes import FunctionServices, Worker, fake_session
 
-from asyncrlm.environments.base import Settings
+from asyncrlm.repl.sandbox import Settings
 from asyncrlm.errors import BudgetExceededError, LMError, ProtocolError, SandboxLost
 from asyncrlm.repl import channel as channel_module
 from asyncrlm.repl.channel import FrameParser, encode_frame

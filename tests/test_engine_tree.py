@@ -33,7 +33,9 @@ def by_context(root: str, child: str) -> ScriptedLM:
 
 async def test_children_have_a_repl_and_grandchildren_are_plain() -> None:
     model = by_context(submit("rlm_query('go')"), submit("'child:' + context + ':' + rlm_query('leaf')"))
-    rlm = AsyncRLM(model, other_backends=[ScriptedLM(lambda request: "plain " + request.messages[-1].content)], max_depth=2)
+    rlm = AsyncRLM(
+        model, other_backends=[ScriptedLM(lambda request: "plain " + request.messages[-1].content)], max_depth=2
+    )
     with anyio.fail_after(30):
         completion = await rlm.acompletion("CTX", "QUESTION")
     assert completion.response == "child:go:plain leaf"
@@ -45,9 +47,7 @@ async def test_many_children_at_once_never_deadlock(no_leaks: None) -> None:
         submit("'|'.join(rlm_query_batched([str(i) for i in range(12)]))"),
         submit("context + ''.join(llm_query_batched(['a', 'b']))"),
     )
-    rlm = AsyncRLM(
-        model, other_backends=[echo("")], max_depth=2, max_concurrent_subcalls=3, max_concurrent_requests=2
-    )
+    rlm = AsyncRLM(model, other_backends=[echo("")], max_depth=2, max_concurrent_subcalls=3, max_concurrent_requests=2)
     with anyio.fail_after(60):
         completion = await rlm.acompletion("CTX", "QUESTION")
     assert completion.response == "|".join(f"{i}ab" for i in range(12))
@@ -129,7 +129,9 @@ async def test_errors_in_a_row_end_a_run_and_warnings_do_not() -> None:
 
 
 async def test_sub_models_are_chosen_by_depth_and_by_name() -> None:
-    model = by_context(submit("rlm_query('go') + llm_query('0')"), submit("llm_query('1') + llm_query('2', model='first')"))
+    model = by_context(
+        submit("rlm_query('go') + llm_query('0')"), submit("llm_query('1') + llm_query('2', model='first')")
+    )
     first = ScriptedLM(lambda request: "F" + request.messages[-1].content, model="first")
     second = ScriptedLM(lambda request: "S" + request.messages[-1].content, model="second")
     rlm = AsyncRLM(model, other_backends=[first, second], max_depth=2)
@@ -161,9 +163,7 @@ async def test_callbacks_hear_everything_and_may_fail() -> None:
 
 @pytest.mark.parametrize("events", range(0, 24, 2))
 async def test_cancelled_after_any_event_nothing_is_left(events: int, no_leaks: None) -> None:
-    model = by_context(
-        cell("print(llm_query_batched(['a', 'b']))\nrlm_query('go')") , submit("llm_query('c')")
-    )
+    model = by_context(cell("print(llm_query_batched(['a', 'b']))\nrlm_query('go')"), submit("llm_query('c')"))
     sub = echo()
     seen = 0
     async with AsyncRLM(model, other_backends=[sub], max_depth=2, max_iterations=3) as rlm:

@@ -107,7 +107,9 @@ async def test_a_path_is_read_by_the_worker(tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 async def test_overrides_are_for_one_call() -> None:
-    rlm = AsyncRLM(ScriptedLM(lambda request: submit("str(SHOW_LIMITS()['calls']) + tool()")), custom_tools={"tool": lambda: "a"})
+    rlm = AsyncRLM(
+        ScriptedLM(lambda request: submit("str(SHOW_LIMITS()['calls']) + tool()")), custom_tools={"tool": lambda: "a"}
+    )
     first = await rlm.acompletion("CTX", max_subcalls=7, custom_tools={"tool": lambda: "b"})
     second = await rlm.acompletion("CTX")
     assert (first.response, second.response) == ("7b", "Nonea")

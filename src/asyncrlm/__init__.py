@@ -1,9 +1,9 @@
 """The async-first engine for Recursive Language Models.
 
-    from asyncrlm import AsyncRLM
+from asyncrlm import AsyncRLM
 
-    rlm = AsyncRLM("openai/gpt-5-mini")
-    completion = await rlm.acompletion(text, "What changed between the two versions?")
+rlm = AsyncRLM("openai/gpt-5-mini")
+completion = await rlm.acompletion(text, "What changed between the two versions?")
 """
 
 from __future__ import annotations
@@ -19,23 +19,53 @@ if TYPE_CHECKING:
     from .environments.local import LocalEnvironment as LocalEnvironment
     from .errors import (
         BudgetExceededError as BudgetExceededError,
+    )
+    from .errors import (
         CancellationError as CancellationError,
+    )
+    from .errors import (
         ConfigurationError as ConfigurationError,
+    )
+    from .errors import (
         ErrorThresholdExceededError as ErrorThresholdExceededError,
+    )
+    from .errors import (
         LimitError as LimitError,
+    )
+    from .errors import (
         LMError as LMError,
+    )
+    from .errors import (
         ProtocolError as ProtocolError,
+    )
+    from .errors import (
         RLMError as RLMError,
+    )
+    from .errors import (
         SandboxLost as SandboxLost,
+    )
+    from .errors import (
         SubcallLimitExceededError as SubcallLimitExceededError,
+    )
+    from .errors import (
         TimeoutExceededError as TimeoutExceededError,
+    )
+    from .errors import (
         TokenLimitExceededError as TokenLimitExceededError,
     )
     from .lm.base import (
         LMClient as LMClient,
+    )
+    from .lm.base import (
         LMReply as LMReply,
+    )
+    from .lm.base import (
         LMRequest as LMRequest,
+    )
+    from .lm.base import (
         LMUsage as LMUsage,
+    )
+    from .lm.base import (
         Message as Message,
     )
     from .observe.jsonl import RLMLogger as RLMLogger
@@ -43,10 +73,20 @@ if TYPE_CHECKING:
     from .sync import RLM as RLM
     from .types import (
         CodeBlock as CodeBlock,
+    )
+    from .types import (
         ModelUsageSummary as ModelUsageSummary,
+    )
+    from .types import (
         REPLResult as REPLResult,
+    )
+    from .types import (
         RLMChatCompletion as RLMChatCompletion,
+    )
+    from .types import (
         RLMIteration as RLMIteration,
+    )
+    from .types import (
         UsageSummary as UsageSummary,
     )
 

@@ -26,7 +26,6 @@ from .engine.settings import (
     OnSubcallError,
 )
 from .engine.tree import Tree
-
 from .errors import RLMError
 from .events import Event, Listener
 from .repl.sandbox import Environment
@@ -128,7 +127,7 @@ class AsyncRLM:
         self._entered = 0
 
     def __repr__(self) -> str:
-        models = ", ".join(spec.model for spec in self._configuration.specs)
+        models = ", ".join(spec.model for spec in self._configuration.router.specs)
         state = "open" if self._engine.is_open else "idle"
         return f"<{type(self).__name__} {models} in {self._configuration.environment.name!r}, {state}>"
 
@@ -230,7 +229,8 @@ class AsyncRLM:
         with one_error():
             async with self._engine.lease() as scope, call.watched(listener) as watching:
                 tree = Tree(call, scope, watching)
-                run = Run(tree, prompt=prompt, root=call.configuration.root, root_prompt=root_prompt, tags=tags)
+                root = tree.router.root()
+                run = Run(tree, prompt=prompt, root=root, root_prompt=root_prompt, tags=tags)
                 call.begin(run, watching)
                 try:
                     with one_error():
@@ -239,7 +239,7 @@ class AsyncRLM:
                     call.account(error)
                     raise
                 return RLMChatCompletion(
-                    root_model=call.configuration.root.model,
+                    root_model=root.model,
                     prompt=prompt,
                     response=result.response,
                     usage_summary=tree.ledger.usage(),

@@ -36,7 +36,8 @@ class Call:
             raise ConfigurationError(
                 "response_format comes with a later release; until then ask for JSON and parse completion.response"
             )
-        self.sampling_args: dict[str, Any] = overrides.pop("sampling_args", None) or configuration.sampling_args
+        self.sampling_args: dict[str, Any] = dict(overrides.pop("sampling_args", None) or {})
+        """Of this call's root model, on top of those of the configuration."""
         tools = overrides.pop("custom_tools", None)
         if tools is not None:
             configuration = msgspec.structs.replace(configuration, tools=HostTools(tools))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeGuard
+from collections.abc import Mapping
+from typing import Any
 
-from ..environments import make_environment
+from ..environments import environment as make_environment
 from ..errors import ConfigurationError
-from ..lm.clients import ClientSpec, client_spec
+from ..lm.routing import Router
 from ..repl.tools import HostTools
 from .prompts import DEFAULT_PROMPTS
 from .settings import Callbacks, Configuration, Limits, checked_limits
@@ -30,17 +30,20 @@ def configure(*, unknown: Mapping[str, Any], **given: Any) -> Configuration:
         if given[name]:
             raise ConfigurationError(f"{name}=True: {why}")
     limits = checked_limits(Limits(), {name: given[name] for name in Limits.__struct_fields__})
-    root = client_spec(given["backend"], _mapping("backend_kwargs", given["backend_kwargs"]))
-    others = _others(given["other_backends"], given["other_backend_kwargs"])
+    router = Router.of(
+        given["backend"],
+        given["backend_kwargs"],
+        given["other_backends"],
+        given["other_backend_kwargs"],
+        given["sampling_args"],
+        given["sub_sampling_args"],
+    )
     tools = HostTools(_mapping("custom_tools", given["custom_tools"]))
     sub_tools = given["custom_sub_tools"]
     configuration = Configuration(
-        root=root,
-        others=others,
+        router=router,
         environment=make_environment(given["environment"], _mapping("environment_kwargs", given["environment_kwargs"])),
         limits=limits,
-        sampling_args=dict(_mapping("sampling_args", given["sampling_args"])),
-        sub_sampling_args=dict(_mapping("sub_sampling_args", given["sub_sampling_args"])),
         prompts=DEFAULT_PROMPTS,
         custom_system_prompt=_text("custom_system_prompt", given["custom_system_prompt"]),
         orchestrator=bool(given["orchestrator"]),
@@ -63,7 +66,7 @@ def refuse_unknown_prices(configuration: Configuration, limits: Limits) -> None:
     """
     if limits.max_budget is None:
         return
-    unknown = [spec.model for spec in configuration.specs if spec.needs_price and spec.price is None]
+    unknown = [spec.model for spec in configuration.router.specs if spec.needs_price and spec.price is None]
     if unknown:
         raise ConfigurationError(
             f"max_budget needs a price for {', '.join(map(repr, unknown))}: give it with "
@@ -93,30 +96,6 @@ def _text(name: str, value: Any) -> str | None:
     if value is not None and not isinstance(value, str):
         raise ConfigurationError(f"{name} must be a str, got {type(value).__name__}")
     return value or None
-
-
-def _is_list(value: Any) -> TypeGuard[Sequence[Any]]:
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
-
-
-def _others(backends: Any, kwargs: Any) -> tuple[ClientSpec, ...]:
-    if backends is None and kwargs is None:
-        return ()
-    if not _is_list(backends):
-        raise ConfigurationError(
-            "other_backends must be a list of backends, one for each dict of other_backend_kwargs, "
-            f'e.g. other_backends=["openai"]; got {type(backends).__name__}'
-        )
-    if kwargs is None:
-        kwargs = [{} for _ in backends]
-    if not _is_list(kwargs) or len(kwargs) != len(backends):
-        raise ConfigurationError(
-            f"other_backend_kwargs must be a list with one dict for each of the {len(backends)} other_backends"
-        )
-    return tuple(
-        client_spec(backend, _mapping(f"other_backend_kwargs[{i}]", given))
-        for i, (backend, given) in enumerate(zip(backends, kwargs, strict=True))
-    )
 
 
 def _callbacks(given: Mapping[str, Any]) -> Callbacks:

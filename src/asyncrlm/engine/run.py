@@ -26,12 +26,13 @@ from ..lm.base import LMReply
 from ..lm.clients import ClientSpec
 from ..repl.context import describe
 from ..repl.sandbox import Report
-from ..repl.session import CellOutcome, Session
-from ..repl.tools import HostTools, ToolRecord
+from ..repl.session import CellOutcome, Session, ToolRecord
+from ..repl.tools import HostTools
 from ..types import StopReason
 from . import prompts as words
 from .history import History
-from .parsing import looks_like_code, parse_reply, without_code
+from .parsing import looks_like_code, parse_reply
+from .plain import plain_text, without_code
 from .services import RunServices
 from .settings import CLOSING_SECONDS, CLOSING_SHARE, CLOSING_TOKENS, MAX_EMPTY_REPLIES
 from .tree import Tree
@@ -114,12 +115,6 @@ class Run:
             parent_id=self.run_id,
         )
 
-    def sub_sampling_args(self, spec: ClientSpec) -> dict[str, Any]:
-        """Sampling arguments of sub-calls: the caller's for sub-calls, else those of the root if the model is its."""
-        if self._configuration.sub_sampling_args:
-            return self._configuration.sub_sampling_args
-        return self.tree.sampling_args if spec is self._configuration.root else {}
-
     # ---- from start to end ----
 
     async def execute(self) -> RunResult:
@@ -152,7 +147,7 @@ class Run:
         return RunStarted(
             **self.stamp(),
             root_model=self._root.model,
-            sub_models=[spec.model for spec in configuration.others],
+            sub_models=list(tree.router.names[1:]),
             environment=configuration.environment.name,
             max_depth=tree.limits.max_depth,
             max_iterations=tree.limits.max_iterations,
@@ -165,7 +160,7 @@ class Run:
 
     async def _plain(self) -> RunResult:
         """No depth for a REPL: the prompt goes to the model as it is."""
-        self._history.user(await words.plain_prompt(self._prompt, self._root_prompt))
+        self._history.user(await plain_text(self._prompt, self._root_prompt))
         with anyio.CancelScope(deadline=self.tree.deadline) as scope:
             reply = await self._ask()
             return RunResult(response=reply.text, stop_reason="text")
@@ -202,16 +197,15 @@ class Run:
 
     def _open_history(self) -> None:
         configuration, tree = self._configuration, self.tree
-        sub = tree.router.sub(self.depth)
+        sub = tree.router.sub(self.depth + 1)
         system = words.system_prompt(
             configuration.prompts,
             custom=configuration.custom_system_prompt,
             orchestrator=configuration.orchestrator,
             has_children=self.depth + 1 < tree.limits.max_depth,
             tools=self._tools.describe(),
-            sub_models=[(spec.model, spec.context_window) for spec in dict.fromkeys((sub, *configuration.others))],
+            sub_models=[(spec.model, spec.window) for spec in dict.fromkeys((sub, *tree.router.specs[1:]))],
             environment=configuration.environment.name,
-            output_limit=words.OUTPUT_LIMIT,
         )
         self._history.system(system)
         self._history.user(
@@ -219,6 +213,7 @@ class Run:
                 configuration.prompts,
                 kind=self._context.kind,
                 size=self._context.size,
+                items=self._context.count,
                 names=self._context.names,
                 root_prompt=self._root_prompt,
             )
@@ -238,7 +233,7 @@ class Run:
                 raise self.tree.limit
             if limits.max_errors is not None and self._failed_turns >= limits.max_errors:
                 raise ErrorThresholdExceededError(self._failed_turns, limits.max_errors, self._last_error)
-        await self._last_turn(session, "max_iterations", words.turns_used_up(limits.max_iterations))
+        await self._last_turn(session, "max_iterations", f"all {limits.max_iterations} turns are used up")
 
     async def _one_turn(self, session: Session, turn: int) -> None:
         tree, callbacks = self.tree, self._configuration.callbacks
@@ -272,14 +267,15 @@ class Run:
                 kind="empty",
             )
         self._history.assistant(EMPTY_REPLY)
-        self._history.user(words.empty_reply_message(self._configuration.prompts, reply.finish_reason))
+        self._history.user(self._configuration.prompts.empty_reply)
 
     async def _run_cells(self, session: Session, reply: LMReply) -> None:
         """Run the cells of one reply and tell the model what came of them, or keep its answer."""
         parsed = parse_reply(reply.text)
         problem = parsed.problem
         if reply.finish_reason == "length":
-            problem = words.cut_off_message(self._configuration.prompts, problem)
+            cut_off = self._configuration.prompts.cut_off
+            problem = f"{cut_off} {problem}" if problem else cut_off
         outcomes: list[CellOutcome] = []
         failed = False
         for code in parsed.cells:
@@ -292,9 +288,19 @@ class Run:
                 break
         self._failed_turns = self._failed_turns + 1 if failed else 0
         skipped = len(parsed.cells) - len(outcomes)
+        prompts = self._configuration.prompts
         self._history.user(
-            words.cells_message(self._configuration.prompts, outcomes, problem=problem, skipped=skipped)
+            words.cells_message(
+                prompts,
+                outcomes,
+                problem=problem,
+                skipped=skipped,
+                skipped_because="the worker was lost",
+                unclosed=parsed.unclosed,
+            )
         )
+        if any(outcome.answer is not None for outcome in outcomes):
+            self._history.user(words.empty_answer_message(prompts))
 
     async def _run_cell(self, session: Session, code: str) -> CellOutcome:
         tree = self.tree
@@ -341,7 +347,7 @@ class Run:
     async def _out_of_time(self, session: Session) -> None:
         """The deadline cut the loop. An answer that was ready by then counts."""
         answer = session.answer
-        if answer is not None and answer.ready and not answer.empty:
+        if answer is not None and not answer.empty:
             self._result = RunResult(response=answer.content, stop_reason="answer")
             return
         error = self._timed_out()
@@ -361,7 +367,9 @@ class Run:
         otherwise: LimitError | None = None,
     ) -> None:
         """Ask once more, for an answer from what there is. Code in that reply is run for its answer, never returned."""
-        self._history.user(words.closing_message(self._configuration.prompts, why))
+        self._history.user(
+            words.closing_message(self._configuration.prompts, reason=why, root_prompt=self._root_prompt)
+        )
         try:
             reply = await self._ask(closing=closing)
         except LimitError as error:

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 import anyio
 from anyio.lowlevel import EventLoopToken, current_token
 
-from ..environments.scope import ResourceScope
 from ..errors import ConfigurationError
+from ..repl.scope import ResourceScope
 
 
 class EngineScope:

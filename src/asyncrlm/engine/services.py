@@ -12,8 +12,9 @@ from ..errors import LimitError, LMError, RLMError
 from ..events import SubcallFinished, SubcallStarted
 from ..lm.base import LMReply, LMRequest, Message
 from ..lm.clients import ClientSpec
+from ..lm.pacing import reply_text
 from ..repl.session import SubCall
-from .parsing import strip_thinking
+from .plain import strip_thinking
 
 if TYPE_CHECKING:
     from .run import Run
@@ -36,7 +37,7 @@ class RunServices:
 
     async def llm(self, call: SubCall) -> str:
         """One plain completion of a sub-model."""
-        spec = self._tree.router.sub(self._run.depth, call.model)
+        spec = self._tree.router.sub(self._run.depth + 1, call.model)
         return await self._observed(call, spec, lambda: self._ask(call, spec))
 
     async def rlm(self, call: SubCall) -> str:
@@ -49,21 +50,14 @@ class RunServices:
     async def _ask(self, call: SubCall, spec: ClientSpec) -> tuple[str, LMReply | None, str | None]:
         _refuse_schema(call)
         self._count()
-        request = LMRequest(messages=_messages(call.prompt), sampling_args=self._run.sub_sampling_args(spec))
+        request = LMRequest(messages=_messages(call.prompt), sampling_args={})
         seconds = self._tree.limits.subcall_timeout
         reply: LMReply | None = None
         with anyio.move_on_after(seconds):
             reply = await self._tree.ask(spec, request, run_id=self._run.run_id)
         if reply is None:
             raise LMError(f"no reply within {seconds:g} s (subcall_timeout)", kind="timeout", retryable=True)
-        text = strip_thinking(reply.text)
-        if not text.strip():
-            raise LMError(
-                f"model {spec.model!r} gave an empty reply (finish reason: {reply.finish_reason or 'unknown'})",
-                kind="empty",
-                retryable=True,
-            )
-        return text, reply, None
+        return strip_thinking(reply_text(reply)), reply, None
 
     async def _child(self, call: SubCall, spec: ClientSpec) -> tuple[str, LMReply | None, str | None]:
         _refuse_schema(call)

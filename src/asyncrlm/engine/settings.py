@@ -9,9 +9,9 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import Struct
 
-from ..environments.base import Environment
 from ..errors import ConfigurationError
-from ..lm.clients import ClientSpec
+from ..lm.routing import Router
+from ..repl.sandbox import Environment
 from ..repl.tools import HostTools
 from .prompts import Prompts
 
@@ -120,12 +120,9 @@ class Callbacks(Struct, frozen=True, kw_only=True):
 class Configuration(Struct, frozen=True, kw_only=True):
     """Everything an `AsyncRLM` was told, checked. Holds no state of a run."""
 
-    root: ClientSpec
-    others: tuple[ClientSpec, ...]
+    router: Router
     environment: Environment
     limits: Limits
-    sampling_args: dict[str, Any]
-    sub_sampling_args: dict[str, Any]
     prompts: Prompts
     custom_system_prompt: str | None
     orchestrator: bool
@@ -135,7 +132,3 @@ class Configuration(Struct, frozen=True, kw_only=True):
     callbacks: Callbacks
     logger: Any
     verbose: bool
-
-    @property
-    def specs(self) -> tuple[ClientSpec, ...]:
-        return (self.root, *self.others)

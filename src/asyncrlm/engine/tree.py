@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
-import msgspec
 
 from ..errors import LimitError, LMError
 from ..events import Event, LimitReached, ListenerFailed, RequestWaiting, UsageSettled
 from ..ledger import Ledger, Need, Settlement
 from ..lm.base import LMClient, LMReply, LMRequest
 from ..lm.clients import ClientSpec
-from ..lm.pacing import Gate, Pacer, open_pacer
-from ..lm.routing import Router
+from ..lm.pacing import Gate, Pacer, Pacers
 from ..repl.scope import ResourceScope
 from .call import Call, Watching
 
@@ -37,7 +36,7 @@ class Tree:
         self.run_id = call.run_id
         self.sampling_args = call.sampling_args
         self.show_values = watching.keeps_trajectory
-        self.router = Router(configuration.root, list(configuration.others))
+        self.router = configuration.router
         self.gate = Gate(limits.max_concurrent_requests)
         self.started = anyio.current_time()
         self.deadline = self.started + limits.max_timeout if limits.max_timeout is not None else float("inf")
@@ -135,23 +134,19 @@ class Tree:
         """
         client, pacer = await self._client(spec)
         size = request.input_bytes()
-        if spec.context_window is not None and size // BYTES_PER_TOKEN > spec.context_window:
+        if spec.window is not None and size // BYTES_PER_TOKEN > spec.window:
             raise LMError(
                 f"the prompt is too long for model {spec.model!r}: about {size // BYTES_PER_TOKEN:,} tokens "
-                f"({size:,} bytes), its window is {spec.context_window:,} tokens; ask about smaller pieces",
+                f"({size:,} bytes), its window is {spec.window:,} tokens; ask about smaller pieces",
                 kind="too_long",
             )
         need = Need(
             model=spec.model,
             input_bytes=size,
-            output_cap=spec.output_cap(request.sampling_args),
+            output_cap=request.output_cap,
             price=spec.price,
             closing=closing,
         )
-        cap = self.ledger.output_cap(need)
-        if cap is not None:
-            request = msgspec.structs.replace(request, output_cap=cap)
-            need = msgspec.structs.replace(need, output_cap=cap)
 
         def waiting(attempt: int, delay: float, error: LMError) -> None:
             if self.watched:
@@ -167,7 +162,15 @@ class Tree:
                 )
 
         try:
-            return await pacer.send(client, request, gate=self.gate, ledger=self.ledger, need=need, on_wait=waiting)
+            return await pacer.send(
+                client,
+                request,
+                gate=self.gate,
+                ledger=self.ledger,
+                need=need,
+                on_wait=waiting,
+                attempts=spec.attempts,
+            )
         except LimitError as error:
             self.meet(error)
             raise
@@ -187,7 +190,12 @@ class Tree:
     async def _client(self, spec: ClientSpec) -> tuple[LMClient, Pacer]:
         found = self._clients.get(spec.key)
         if found is None:
-            client = await self.scope.shared(spec.key, spec.open)
-            pacer = await self.scope.shared(("pacer", client.account), lambda: open_pacer(client))
-            found = self._clients[spec.key] = client, pacer
+            client = await spec.connect(self.scope.shared)
+            pacers = await self.scope.shared("pacers", _open_pacers)
+            found = self._clients[spec.key] = client, pacers.of(client)
         return found
+
+
+@asynccontextmanager
+async def _open_pacers() -> AsyncGenerator[Pacers]:
+    yield Pacers()

@@ -9,7 +9,7 @@ import msgspec
 
 from asyncrlm.errors import ConfigurationError
 
-from .base import Environment, Exit, Printed, Report, Sandbox, Scope, Settings
+from ..repl.sandbox import Environment, Exit, Printed, Report, Sandbox, Scope, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from asyncrlm.errors import ConfigurationError
 
-from .base import Environment, Report, Sandbox, Scope, Settings
+from ..repl.sandbox import Environment, Report, Sandbox, Scope, Settings
 from .units import parse_bytes
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from .base import Printed, Report, Sandbox
+from ..repl.sandbox import Printed, Report, Sandbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

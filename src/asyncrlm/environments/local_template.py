@@ -28,7 +28,7 @@ from .local_sandbox import LocalSandbox, open_pipes
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from .base import Report
+    from ..repl.sandbox import Report
 
 START_LIMIT = 60.0
 """Seconds a template may take to come up; it needs a twentieth of one."""

@@ -23,7 +23,6 @@ import anyio
 import anyio.lowlevel
 import msgspec
 
-from ..environments.base import Exit, Sandbox
 from ..errors import ProtocolError
 from .messages import (
     CREDIT,
@@ -41,6 +40,7 @@ from .messages import (
     Reply,
     ToWorker,
 )
+from .sandbox import Exit, Sandbox
 
 FEW = 4
 """Up to so many calls outstanding, a reply is sent at once; beyond, those of one pass of the loop travel together."""

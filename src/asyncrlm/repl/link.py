@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 
-from ..environments.base import Exit, Printed, Report, Sandbox
 from ..errors import ConfigurationError, ProtocolError, RLMError, SandboxLost
 from .broker import Broker
 from .channel import Channel
@@ -26,6 +25,7 @@ from .messages import (
     Ready,
     Reply,
 )
+from .sandbox import Exit, Printed, Report, Sandbox
 
 START_TIMEOUT = 60.0
 """Seconds a worker has to say `ready`."""

@@ -14,13 +14,13 @@ import anyio.abc
 import anyio.to_thread
 from msgspec import Struct, field
 
-from ..environments.base import Environment, Report, Scope
 from ..errors import ConfigurationError, RLMError, SandboxLost
 from .broker import Broker, Services, SubCall, ToolRecord
 from .clock import CellClock, Verdict
 from .context import LoadPlan, plan_load
 from .link import CLOSE_GRACE, Link, check_code
 from .messages import Answer, CellError, Init
+from .sandbox import Environment, Report, Scope
 from .tools import HostTools
 from .worker import codec
 
@@ -115,6 +115,12 @@ class Session:
     def report(self) -> Report | None:
         """What is in force where cells run; None until a worker was ready."""
         return self._link.report if self._link is not None and self._link.ready.is_set() else None
+
+    @property
+    def answer(self) -> SubmittedAnswer | None:
+        """The answer that is ready now; None if none is."""
+        answer = self._link.answer if self._link is not None else None
+        return None if answer is None else _submitted(answer)
 
     async def __aenter__(self) -> Self:
         if self._group is not None or self._closed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, Optional, cast
+from typing import Any, cast
 
 from .wire import MAX_FRAME, dump
 
@@ -77,7 +77,7 @@ class Submission:
 
     def __init__(self, post: Callable[[bytes], bool]) -> None:
         self._post = post
-        self._told: Optional[tuple[str, bool]] = None
+        self._told: tuple[str, bool] | None = None
         """What the host believes: content and whether it is empty; None while not ready."""
         self.answer = Answer()
         self.reset({"content": "", "ready": False})
@@ -102,7 +102,7 @@ class Submission:
         Raises:
             ValueError: if the content is too long for any frame.
         """
-        now: Optional[tuple[str, bool]] = None
+        now: tuple[str, bool] | None = None
         if self._ready():
             content = self.answer.get("content")
             text = to_text(content)

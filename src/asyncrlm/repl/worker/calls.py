@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Optional, TypeVar
+from typing import Any, Generic, TypeVar
 
 from .wire import MAX_FRAME, Waiter, Wire
 
@@ -43,7 +43,9 @@ class _Outbox(Generic[T]):
                 body = self._encode(self._items[self._next])
                 frame = f'{{"t":"call","id":{call}{self._group},{body}}}\n'.encode("ascii")
                 if len(frame) > MAX_FRAME:
-                    raise ValueError(f"too long: {len(frame):,} bytes in one sub-call, at most {MAX_FRAME:,} can be sent")
+                    raise ValueError(
+                        f"too long: {len(frame):,} bytes in one sub-call, at most {MAX_FRAME:,} can be sent"
+                    )
                 frames.append((call, frame))
                 size += len(frame)
                 self._next += 1
@@ -103,7 +105,7 @@ class Calls:
             self._detach(loop)
         return waiter.replies
 
-    def _begin(self, count: int, loop: Optional[asyncio.AbstractEventLoop] = None) -> Waiter:
+    def _begin(self, count: int, loop: asyncio.AbstractEventLoop | None = None) -> Waiter:
         if self.guard.child:
             raise RuntimeError(_FORKED)
         wire = self.wire
@@ -142,7 +144,7 @@ class Calls:
             wire.grant()
         raise RuntimeError(_OVER)
 
-    def _queue(self, outbox: _Outbox[Any], loop: Optional[asyncio.AbstractEventLoop] = None) -> Waiter:
+    def _queue(self, outbox: _Outbox[Any], loop: asyncio.AbstractEventLoop | None = None) -> Waiter:
         """Line up for the credit of the first frame."""
         wire = self.wire
         turn = Waiter(1, loop)

@@ -9,7 +9,7 @@ import linecache
 import sys
 import types
 from collections.abc import Callable
-from typing import Any, NoReturn, Optional, cast
+from typing import Any, NoReturn, cast
 
 from . import report
 from .answer import Submission
@@ -95,7 +95,7 @@ class Cells:
         name = f"<cell {cell}>"
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
         sys.displayhook = show
-        error: Optional[BaseException] = None
+        error: BaseException | None = None
         guard.stopped = guard.pending = False
         self.wire.send({}, opens=True)
         guard.armed = True
@@ -128,7 +128,7 @@ class Cells:
             else:
                 exec(code, names)
 
-    def _finish(self, cell: int, error: Optional[BaseException]) -> dict[str, Any]:
+    def _finish(self, cell: int, error: BaseException | None) -> dict[str, Any]:
         namespace, guard = self.namespace, self.wire.guard
         self.stdio.flush()
         self.stdio.restore()
@@ -152,7 +152,7 @@ class Cells:
             self.stdio.flush()
         return done
 
-    def _end_child(self, error: Optional[BaseException]) -> NoReturn:
+    def _end_child(self, error: BaseException | None) -> NoReturn:
         """A process that the cell forked came to the end of the cell: its copy of everything ends here."""
         status = 0
         if isinstance(error, SystemExit):

@@ -11,7 +11,8 @@ import binascii
 import datetime
 import decimal
 import math
-from typing import Any, Callable, cast
+from collections.abc import Callable
+from typing import Any, cast
 
 MAX_DEPTH = 100
 """Deepest nesting of containers, either way."""
@@ -105,7 +106,7 @@ def _encode_items(value: Any, above: set[int]) -> list[Any]:
     out: list[Any] = []
     try:
         for item in value:
-            out.append(_encode(item, above))  # noqa: PERF401 - len(out) is the index that the error names
+            out.append(_encode(item, above))
     except _Refused as refused:
         refused.path.append(f"[{len(out)}]")
         raise
@@ -156,7 +157,9 @@ def _encode_other(value: Any) -> Any:
     if isinstance(value, complex):
         return _tagged("complex", [repr(value.real), repr(value.imag)])
     kind = type(value)
-    name = kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    name = (
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    )
     raise _Refused(
         TypeError,
         f"a value of type {name} can't be sent; plain data can: None, bool, numbers, str, bytes, dates, "

@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, Optional
+from typing import Any
 
 _real_run: Callable[..., Any] = asyncio.run
 
@@ -15,7 +15,7 @@ class Loops:
     """The persistent loop and the replacement of `asyncio.run`."""
 
     def __init__(self) -> None:
-        self._loop: Optional[asyncio.AbstractEventLoop] = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def loop(self) -> asyncio.AbstractEventLoop:
         """The loop of top-level await, set as the main thread's current one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any, Optional
+from typing import Any
 
 
 class _Ready:
@@ -61,10 +61,10 @@ class FailedReply(_Ready, str):
     """
 
     error: str
-    kind: Optional[str]
+    kind: str | None
     retryable: bool
 
-    def __new__(cls, error: str = "", kind: Optional[str] = None, retryable: bool = False) -> FailedReply:
+    def __new__(cls, error: str = "", kind: str | None = None, retryable: bool = False) -> FailedReply:
         reply = super().__new__(cls, f"Error: {error}")
         reply.error, reply.kind, reply.retryable = error, kind, retryable
         return reply
@@ -82,7 +82,7 @@ class SubcallError(Exception):
     """
 
     def __init__(
-        self, error: str = "", kind: Optional[str] = None, retryable: bool = False, replies: Optional[list[Any]] = None
+        self, error: str = "", kind: str | None = None, retryable: bool = False, replies: list[Any] | None = None
     ) -> None:
         super().__init__(error)
         self.error, self.kind, self.retryable = error, kind, retryable

@@ -9,7 +9,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Iterable
-from typing import Any, Optional, cast
+from typing import Any, cast
 
 from .replies import Text, Texts
 
@@ -189,7 +189,7 @@ def _trim(report: traceback.TracebackException) -> None:
 _SETTING = '[sandbox] {what}; {how} in environment_kwargs of the "local" environment allows it.'
 
 
-def _hint(error: BaseException) -> Optional[str]:
+def _hint(error: BaseException) -> str | None:
     """One line that names the setting which allows what was denied."""
     for cause in _causes(error):
         found = _denied(cause)
@@ -211,7 +211,7 @@ def _causes(error: BaseException) -> Iterable[BaseException]:
         todo += [*cause.args[:3], *(getattr(cause, "exceptions", None) or ())[:5]]
 
 
-def _denied(error: BaseException) -> Optional[tuple[str, str]]:
+def _denied(error: BaseException) -> tuple[str, str] | None:
     number = error.errno if isinstance(error, OSError) else None
     if isinstance(error, MemoryError) or number == errno.ENOMEM:
         return "the process is out of its memory", "a larger memory_limit"
@@ -227,7 +227,7 @@ def _denied(error: BaseException) -> Optional[tuple[str, str]]:
         if getattr(error, "filename", None) is not None:
             return (
                 "files outside the working folder, Python and its packages can't be reached",
-                "read_paths=[...] (to read) or isolation=\"none\"",
+                'read_paths=[...] (to read) or isolation="none"',
             )
         if _inside_socket(error):
             return "there is no network here", 'isolation="none"'
@@ -247,5 +247,3 @@ def _inside_socket(error: BaseException) -> bool:
             return True
         trace = trace.tb_next
     return "socket" in _last_line(error) or "connect" in _last_line(error)
-
-

@@ -43,7 +43,7 @@ class Stdio:
         for stream in (sys.stdout, sys.stderr, *self._streams[1:]):
             try:
                 stream.flush()
-            except Exception:  # noqa: S112 - closed or replaced by whatever the cell thought of; there is no one to tell
+            except Exception:
                 continue
 
 

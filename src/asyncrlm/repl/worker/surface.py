@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Optional, cast
+from typing import Any, cast
 
 from . import codec
 from .calls import Calls
@@ -21,7 +21,11 @@ def check_prompt(prompt: Any, where: str = "prompt") -> None:
             raise ValueError(f"{where} is empty")
         return
     if not isinstance(prompt, (list, tuple)):
-        hint = "; decode it first" if isinstance(prompt, (bytes, bytearray)) else "; use str(...), json.dumps(...) or an f-string"
+        hint = (
+            "; decode it first"
+            if isinstance(prompt, (bytes, bytearray))
+            else "; use str(...), json.dumps(...) or an f-string"
+        )
         raise TypeError(
             f"{where} must be a str or a list of messages {{'role': ..., 'content': ...}}, not {type(prompt).__name__}"
             + hint
@@ -44,7 +48,9 @@ def _is_blank(content: Any) -> bool:
 def _describe(message: Any) -> str:
     if isinstance(message, str):
         return "a str (a batch of prompts goes to the _batched function)"
-    return f"{type(message).__name__}{f' with keys {sorted(map(str, message))[:5]}' if isinstance(message, dict) else ''}"  # pyright: ignore[reportUnknownArgumentType]
+    return (
+        f"{type(message).__name__}{f' with keys {sorted(map(str, message))[:5]}' if isinstance(message, dict) else ''}"  # pyright: ignore[reportUnknownArgumentType]
+    )
 
 
 def check_batch(prompts: Any, name: str) -> list[Any]:
@@ -85,28 +91,28 @@ class Surface:
         return out
 
     def _one(self, kind: str) -> Callable[..., Any]:
-        def query(prompt: Any, model: Optional[str] = None, *, schema: Any = None) -> Any:
+        def query(prompt: Any, model: str | None = None, *, schema: Any = None) -> Any:
             check_prompt(prompt)
             return self._text(self._calls.call((prompt,), _encoder(kind, model, schema))[0])
 
         return query
 
     def _async_one(self, kind: str) -> Callable[..., Any]:
-        async def aquery(prompt: Any, model: Optional[str] = None, *, schema: Any = None) -> Any:
+        async def aquery(prompt: Any, model: str | None = None, *, schema: Any = None) -> Any:
             check_prompt(prompt)
             return self._text((await self._calls.acall((prompt,), _encoder(kind, model, schema)))[0])
 
         return aquery
 
     def _batch(self, kind: str) -> Callable[..., Any]:
-        def query_batched(prompts: Any, model: Optional[str] = None, *, schema: Any = None) -> Any:
+        def query_batched(prompts: Any, model: str | None = None, *, schema: Any = None) -> Any:
             batch = check_batch(prompts, f"{kind}_query_batched")
             return self._texts(self._calls.call(batch, _encoder(kind, model, schema)))
 
         return query_batched
 
     def _async_batch(self, kind: str) -> Callable[..., Any]:
-        async def aquery_batched(prompts: Any, model: Optional[str] = None, *, schema: Any = None) -> Any:
+        async def aquery_batched(prompts: Any, model: str | None = None, *, schema: Any = None) -> Any:
             batch = check_batch(prompts, f"a{kind}_query_batched")
             return self._texts(await self._calls.acall(batch, _encoder(kind, model, schema)))
 
@@ -150,7 +156,7 @@ class Surface:
         return tool
 
 
-def _encoder(kind: str, model: Optional[str], schema: Any) -> Callable[[Any], str]:
+def _encoder(kind: str, model: str | None, schema: Any) -> Callable[[Any], str]:
     if model is not None and not isinstance(model, str):
         raise TypeError(f"model must be the name of a model, not {type(model).__name__}")
     rest = (f',"model":{dump(model)}' if model is not None else "") + (
@@ -175,7 +181,7 @@ def _failed(reply: _Frame) -> FailedReply:
     return FailedReply(str(reply["error"]), reply.get("kind"), bool(reply.get("retryable")))
 
 
-def _subcall_error(reply: _Frame, replies: Optional[list[Any]] = None) -> SubcallError:
+def _subcall_error(reply: _Frame, replies: list[Any] | None = None) -> SubcallError:
     return SubcallError(str(reply["error"]), reply.get("kind"), bool(reply.get("retryable")), replies)
 
 

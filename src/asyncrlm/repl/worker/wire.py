@@ -28,7 +28,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from json.encoder import encode_basestring_ascii
-from typing import Any, Optional
+from typing import Any
 
 from . import codec
 from .guard import Guard, get_ident, leave, open_gate
@@ -54,7 +54,7 @@ class Waiter:
 
     __slots__ = ("count", "first", "future", "gate", "left", "loop", "need", "replies", "stopped", "thread")
 
-    def __init__(self, count: int, loop: Optional[asyncio.AbstractEventLoop] = None) -> None:
+    def __init__(self, count: int, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self.count = count
         self.left = count
         """Replies still missing. It only falls."""
@@ -65,10 +65,10 @@ class Waiter:
         """Bytes of credit it waits for."""
         self.stopped = False
         """It is over because the cell was interrupted, not because all was answered."""
-        self.gate: Optional[threading.Lock] = None
+        self.gate: threading.Lock | None = None
         """A follower sleeps on it. Unlocked means: look again."""
         self.loop = loop
-        self.future: Optional[asyncio.Future[None]] = loop.create_future() if loop is not None else None
+        self.future: asyncio.Future[None] | None = loop.create_future() if loop is not None else None
         self.thread = get_ident()
 
     def future_or_fail(self) -> asyncio.Future[None]:
@@ -109,7 +109,7 @@ class Wire:
         self.hungry: deque[Waiter] = deque()
         """Waiters for credit, served in order."""
         self.last_id = 0
-        self.leader: Optional[Waiter] = None
+        self.leader: Waiter | None = None
         self.leader_thread = 0
         self.followers: dict[Waiter, None] = {}
         self.readers: dict[asyncio.AbstractEventLoop, int] = {}
@@ -117,7 +117,7 @@ class Wire:
         self.inbox: deque[dict[str, Any]] = deque()
         self.descriptors: deque[int] = deque()
         """Passed by the host and not yet taken by a `load`."""
-        self.main: Optional[Waiter] = None
+        self.main: Waiter | None = None
         """The main thread, while it waits for a control frame."""
         self._buffer = bytearray()
         self._chunk = bytearray(_PIECE)

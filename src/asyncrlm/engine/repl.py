@@ -11,19 +11,19 @@ from typing import Any, Literal, Self
 
 from ..environments import Environment
 from ..environments import environment as find_environment
-from ..environments.base import Report
-from ..environments.scope import ResourceScope
 from ..errors import ConfigurationError, LMError
 from ..ledger import Ledger, Need
 from ..lm.base import LMClient, LMReply, LMRequest, Message
 from ..lm.clients import ClientSpec, client_spec
 from ..lm.pacing import Gate, Pacers, reply_text
 from ..lm.routing import Router
+from ..repl.broker import SubCall, describe_error
+from ..repl.context import check_prompt_type, describe
+from ..repl.sandbox import Report
+from ..repl.scope import ResourceScope
+from ..repl.session import CellOutcome, Session
+from ..repl.tools import HostTools
 from ..types import ModelUsageSummary, REPLResult, RLMChatCompletion, UsageSummary
-from .broker import SubCall, describe_error
-from .context import check_prompt_type, describe
-from .session import CellOutcome, Session
-from .tools import HostTools
 
 DEFAULT_MAX_CONCURRENT_REQUESTS = 64
 """Requests to the model in flight at once."""
