@@ -1,0 +1,127 @@
+"""What the ledger counts in, and the records of one call: price, need, settlement.
+
+Money is counted in whole picodollars (1e-12 USD). Prices per token and reported costs are rounded up to one, budgets
+down, and nothing is rounded after that. A price of up to six decimals per million tokens is exact.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import deque
+from decimal import ROUND_CEILING, Decimal
+from typing import Protocol
+
+from msgspec import Struct
+
+PICO = 10**12
+"""Picodollars in a dollar."""
+
+REMEMBERED_CALLS = 512
+"""Settled calls of each model that the percentile of their output is taken of; older ones are forgotten."""
+
+
+class Price(Struct, frozen=True):
+    """What a model costs, in USD per million tokens."""
+
+    input: float
+    cached: float | None = None
+    """Input that the provider had cached; None: as other input."""
+    output: float = 0.0
+
+
+class Rates(Struct, frozen=True):
+    """A price in picodollars per token."""
+
+    input: int
+    cached: int
+    output: int
+
+    @classmethod
+    def of(cls, price: Price) -> Rates:
+        cached = price.input if price.cached is None else price.cached
+        return cls(_per_token(price.input), _per_token(cached), _per_token(price.output))
+
+
+class Need(Struct, frozen=True):
+    """What is known of a call before it is sent."""
+
+    model: str
+    input_bytes: int
+    output_cap: int | None
+    """Most output tokens the request itself allows, or None."""
+    price: Price | None
+    """None if unknown, which a ledger with a budget refuses. Free models have `Price(0.0)`."""
+    closing: bool = False
+    """The last call of a run that met a limit: it may use what `hold_back` kept."""
+
+
+class Settlement(Struct, frozen=True):
+    """What one call was booked as."""
+
+    model: str
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    reasoning_tokens: int
+    cost: float | None
+    """USD; None if the price is unknown."""
+    estimated: bool
+    """Some figure is the reservation's, because the provider did not say or the call was cut off."""
+
+
+class ReportedUsage(Protocol):
+    """What a provider said that a reply used; `lm.base.LMUsage` is one. None: it did not say."""
+
+    @property
+    def input_tokens(self) -> int | None: ...
+    @property
+    def output_tokens(self) -> int | None: ...
+    @property
+    def cached_tokens(self) -> int | None: ...
+    @property
+    def reasoning_tokens(self) -> int | None: ...
+    @property
+    def cost(self) -> float | None: ...
+
+
+class Size(Struct, frozen=True):
+    """What a call takes out of the limits."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    money: int = 0
+    """Picodollars."""
+
+    @property
+    def tokens(self) -> int:
+        return self.input_tokens + self.output_tokens
+
+
+class Percentile:
+    """The 95th percentile of the last `REMEMBERED_CALLS` values, kept sorted: O(log n) to find, one memmove to add."""
+
+    def __init__(self) -> None:
+        self._in_order: deque[int] = deque()
+        self._sorted: list[int] = []
+
+    def add(self, value: int) -> None:
+        if len(self._in_order) == REMEMBERED_CALLS:
+            oldest = self._in_order.popleft()
+            del self._sorted[bisect_left(self._sorted, oldest)]
+        self._in_order.append(value)
+        insort(self._sorted, value)
+
+    def value(self) -> int:
+        """Raises IndexError before the first `add`."""
+        return self._sorted[math.ceil(0.95 * len(self._sorted)) - 1]
+
+
+def picodollars(usd: float, rounding: str = ROUND_CEILING) -> int:
+    """`usd` in picodollars, rounded up unless told otherwise."""
+    # Through repr: 0.075 is then meant as written, not as the nearest binary fraction.
+    return int((Decimal(repr(float(usd))) * PICO).to_integral_value(rounding))
+
+
+def _per_token(usd_per_million: float) -> int:
+    return int((Decimal(repr(float(usd_per_million))) * (PICO // 10**6)).to_integral_value(ROUND_CEILING))
