@@ -131,7 +131,7 @@ class Watch:
         self._listed = 0.0
 
     def sample(self) -> float:
-        """Take one; seconds to wait until the next, so that watching stays under 5 % of a core."""
+        """Take one. Returns the seconds to wait until the next, so that watching stays under 5 % of a core."""
         start = time.monotonic()
         if start - self._listed > 0.1:
             self._tree, self._listed = [self.pid, *descendants(self.pid)], start
@@ -142,7 +142,8 @@ class Watch:
         start, end = found.pop("window", (0.0, 0.0))
         before = found.pop("tree_before", 0)
         peak = max((size for at, size in self.samples if start <= at <= end), default=0)
-        return {"tree_mb": max(0, peak - before) / 1e6} if before and peak else {}
+        grown = max(0, peak - before) / 1e6
+        return {"tree_mb": max(grown, found.get("own_mb", 0.0))} if before else {}
 
 
 class Bench:

@@ -55,7 +55,7 @@ def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> C
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
     path = tmp_path / "text.txt"
-    path.write_text(TEXT * 50)
+    path.write_text(TEXT + "".join(f"On day {day} it rained in the town.\n" for day in range(500)))
     return path
 
 
@@ -135,7 +135,7 @@ def test_a_log_is_written(cli: Callable[..., Ran], text: Path, tmp_path: Path) -
         (["run", "{text}"], 2, "question"),
         (["run"], 2, "FILE"),
         (["run", "{text}", "-q", "x", "--nonsense"], 2, "--nonsense"),
-        (["run", "{text}", "-q", "x", "--max-tokens", "many"], 2, "many"),
+        (["run", "{text}", "-q", "x", "--max-tokens", "many"], 2, "--max-tokens"),
         (["run", "{text}", "-q", "x", "--quiet", "--verbose"], 2, "exclude each other"),
         (["run", "{text}", "-q", "x", "--backend", "nonsense"], 2, "asyncrlm: "),
         (["run", "{text}", "-q", "x", "--backend", "offline", "--environment", "docker"], 2, "docker"),

@@ -192,7 +192,8 @@ class Run:
                         await self._close_out(session, error)
             if self._result is None and scope.cancelled_caught:
                 await self._out_of_time(session)
-        assert self._result is not None
+        if self._result is None:
+            raise RuntimeError("a run ended without a result or an error")
         return self._result
 
     def _open_history(self) -> None:

@@ -50,8 +50,8 @@ These names are restored after each cell, so don't reuse them for your own varia
 {custom_tools_section}
 ## Models you can ask
 {sub_models}
-Leave room in a prompt for the instructions and the reply. A prompt that is too long is not sent; the error then says how \
-long it may be.
+Leave room in a prompt for the instructions and the reply. A prompt that is too long is not sent; the error then says \
+how long it may be.
 
 ## How to submit
 ```repl

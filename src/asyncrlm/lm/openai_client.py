@@ -164,7 +164,7 @@ class Connection:
         import httpx2  # noqa: PLC0415 - loaded with the SDK
 
         causes = _chain(fault)
-        # The SDK's aiohttp transport reports a server that hung up as a ConnectTimeout: the cause tells.
+        # The SDK's aiohttp transport reports all that happens to a connection as a ConnectTimeout: the cause tells.
         deepest = next((cause for cause in causes if type(cause).__module__.startswith("aiohttp")), fault)
         text = _redacted(f"{type(deepest).__name__}: {deepest}".rstrip(": "), secrets)
         connecting = type(deepest).__name__ in ("ConnectTimeout", "PoolTimeout", "ConnectionTimeoutError")
@@ -172,7 +172,9 @@ class Connection:
             return LMError(
                 f"no reply from {self.host} in time ({text})", kind="timeout", retryable=True, charged=not connecting
             )
-        refused = isinstance(fault, httpx2.ConnectError | httpx2.ProxyError | httpx2.UnsupportedProtocol)
+        refused = isinstance(fault, httpx2.ConnectError | httpx2.ProxyError | httpx2.UnsupportedProtocol) or any(
+            base.__name__ == "ClientConnectorError" for base in type(deepest).__mro__
+        )
         permanent = isinstance(fault, httpx2.UnsupportedProtocol | httpx2.LocalProtocolError) or any(
             isinstance(cause, ssl.SSLCertVerificationError) for cause in causes
         )
@@ -222,7 +224,8 @@ def _static_headers(settings: ConnectionSettings, sdk: AsyncOpenAI) -> httpx2.He
     ambient = is_ambient(origin_of(str(sdk.base_url)))
     given = {name.lower(): value for name, value in sdk.default_headers.items() if isinstance(value, str)}
     kept = {name: v for name, v in given.items() if ambient or name in own or name.startswith("x-stainless-")}
-    headers = httpx2.Headers({"accept-encoding": "gzip, deflate"})
+    # Replies are a few kB: unpacking them costs more than it saves, and nobody can send a bomb.
+    headers = httpx2.Headers({"accept-encoding": "identity"})
     if isinstance(settings.api_key, str):
         headers["authorization"] = f"Bearer {settings.api_key}"
     _add_headers(headers, kept)
@@ -278,13 +281,13 @@ async def open_connection(settings: ConnectionSettings) -> AsyncGenerator[Connec
             sdk = openai.AsyncOpenAI(
                 # Never None: the SDK would take OPENAI_API_KEY, whatever the host. The header is ours to add.
                 api_key="-",
-                base_url=settings.base_url,
                 organization=settings.organization,
                 project=settings.project,
                 default_headers=settings.default_headers or None,
                 default_query=settings.default_query or None,
                 http_client=http,
                 max_retries=0,
+                **({} if settings.base_url is None else {"base_url": settings.base_url}),
                 **settings.sdk_kwargs,
             )
         except (openai.OpenAIError, ValueError, TypeError) as error:

@@ -141,10 +141,21 @@ class FakeOpenAIServer:
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    ) -> bool:
         stack, self._stack = self._stack, None
-        if stack is not None:
-            await stack.__aexit__(kind, error, trace)
+        if stack is None:
+            return False
+        try:
+            if isinstance(error, Exception):
+                # The block's own error is not the server's: it must not come out wrapped in an exception group.
+                await stack.aclose()
+                return False
+            return await stack.__aexit__(kind, error, trace) or False
+        except BaseExceptionGroup as group:
+            alone: BaseException = group
+            while isinstance(alone, BaseExceptionGroup) and len(alone.exceptions) == 1:
+                alone = cast("BaseExceptionGroup[BaseException]", alone).exceptions[0]
+            raise alone from None
 
     @classmethod
     @contextmanager

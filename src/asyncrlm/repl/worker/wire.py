@@ -18,7 +18,6 @@ What must hold whenever `Wire.lock` is free:
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import select
@@ -26,12 +25,15 @@ import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable
 from json.encoder import encode_basestring_ascii
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import codec
 from .guard import Guard, get_ident, leave, open_gate
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
 
 MAX_FRAME = 64 * 1024 * 1024
 """Longest frame that may be sent, in bytes; the host's `messages.py` has the same figure."""
