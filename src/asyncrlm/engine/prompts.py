@@ -1,0 +1,270 @@
+"""What the engine says to a model: the texts of `texts.py` filled in with what is so in this run.
+
+Everything returned can be encoded as UTF-8: a lone surrogate, as a cell may print one, becomes U+FFFD.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from .parsing import truncate
+from .texts import DEFAULT_PROMPTS, Prompts, clean, fill
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = [
+    "DEFAULT_PROMPTS",
+    "CellReport",
+    "Prompts",
+    "cells_message",
+    "clean",
+    "closing_message",
+    "context_message",
+    "empty_answer_message",
+    "system_prompt",
+    "turn_message",
+]
+
+OUTPUT_LIMIT = 20_000
+"""Characters of output that a model reads per turn, all cells of the turn together."""
+
+ERROR_LIMIT = 8_000
+"""Characters of each traceback, which is kept in full beside whatever was cut from the output."""
+
+VARIABLES_LIMIT = 2_000
+"""Characters of the line that lists variables."""
+
+TOOLS_SLOT = "{custom_tools_section}"
+
+_CHARACTERS_PER_TOKEN = 3
+
+
+class _CellError(Protocol):
+    @property
+    def traceback(self) -> str: ...
+    @property
+    def interrupted(self) -> bool: ...
+
+
+class CellReport(Protocol):
+    """What `cells_message` needs to know of one cell."""
+
+    @property
+    def stdout(self) -> str: ...
+    @property
+    def stderr(self) -> str: ...
+    @property
+    def error(self) -> _CellError | None: ...
+    @property
+    def variables(self) -> Mapping[str, str]: ...
+    @property
+    def values(self) -> Mapping[str, str]: ...
+    @property
+    def subcalls(self) -> int: ...
+    @property
+    def failures(self) -> Mapping[str, int]: ...
+    @property
+    def lost(self) -> str | None: ...
+
+
+def system_prompt(
+    prompts: Prompts = DEFAULT_PROMPTS,
+    *,
+    custom: str | None = None,
+    orchestrator: bool = True,
+    has_children: bool = False,
+    tools: str = "",
+    sub_models: Sequence[tuple[str, int | None]] = (),
+    environment: str = "local",
+    output_limit: int = OUTPUT_LIMIT,
+) -> str:
+    """The system message of a run.
+
+    Args:
+        prompts: The templates.
+        custom: Replaces the whole template. Tools stand where it has `{custom_tools_section}`, else at its end; with
+            that slot its doubled braces become single ones, as prompts written for `str.format` have them.
+        orchestrator: Append advice on how to divide the work.
+        has_children: Whether `rlm_query` starts a child here, or behaves like `llm_query`.
+        tools: Description of the user's tools, empty if there are none.
+        sub_models: Name and window in tokens (None: unknown) of each model a cell can ask, the default first.
+        environment: Where cells run.
+        output_limit: Characters of output shown per turn.
+    """
+    section = fill(prompts.tools, tools=tools) if tools.strip() else ""
+    if custom:
+        text = _custom(custom, section)
+    else:
+        text = fill(
+            prompts.system,
+            environment=environment,
+            output_limit=f"{output_limit:,}",
+            children=prompts.children if has_children else prompts.no_children,
+            sub_models="\n".join(_model_line(i, *model) for i, model in enumerate(sub_models)) or "- the default model",
+            custom_tools_section=section,
+        )
+    if orchestrator and prompts.orchestrator:
+        text = f"{text.rstrip()}\n\n{prompts.orchestrator}"
+    return clean(text)
+
+
+def _custom(custom: str, section: str) -> str:
+    if TOOLS_SLOT not in custom:
+        return f"{custom.rstrip()}\n{section}" if section else custom
+    parts = [part.replace("{{", "{").replace("}}", "}") for part in custom.split(TOOLS_SLOT)]
+    return section.join(parts)
+
+
+def _model_line(index: int, name: str, window: int | None) -> str:
+    what = f"- {name} (asked when you give no `model`)" if index == 0 else f'- {name}: `model="{name}"`'
+    if window is None:
+        return f"{what}: window not known; stay under about 100,000 characters a prompt."
+    return f"{what}: {window:,} tokens, about {window * _CHARACTERS_PER_TOKEN:,} characters, prompt and reply together."
+
+
+_KINDS = {
+    "str": ("a str", "characters"),
+    "file": ("a str", "bytes as a file"),
+    "bytes": ("a bytes object", "bytes"),
+    "dict": ("a dict", "characters of text in all"),
+    "list": ("a list", "characters of text in all"),
+}
+
+
+def context_message(
+    prompts: Prompts = DEFAULT_PROMPTS,
+    *,
+    kind: str,
+    size: int,
+    items: int | None = None,
+    names: Sequence[str] = (),
+    root_prompt: str | None = None,
+) -> str:
+    """What the context is, and what is asked.
+
+    Args:
+        prompts: The templates.
+        kind: "str", "bytes", "dict", "list", "file" (a str read from one), or the name of another type.
+        size: Characters of text; bytes of bytes or of a file.
+        items: Number of items of a dict or list.
+        names: All variables that hold a context, if there is more than `context`.
+        root_prompt: The question, where it was given apart from the context.
+    """
+    what, unit = _KINDS.get(kind, (f"of type {kind}", "characters"))
+    entries = "" if items is None else f"{items:,} items, "
+    more = f" Contexts are also in {', '.join(f'`{name}`' for name in names)}." if len(names) > 1 else ""
+    question = _question(prompts, root_prompt) or prompts.no_question
+    text = fill(prompts.context, kind=what, size=f"{entries}{size:,} {unit}", more=more, question=question)
+    return clean(text)
+
+
+def _question(prompts: Prompts, root_prompt: str | None) -> str:
+    return fill(prompts.question, root_prompt=root_prompt) if root_prompt and root_prompt.strip() else ""
+
+
+def turn_message(prompts: Prompts = DEFAULT_PROMPTS, *, turn: int, max_turns: int) -> str:
+    """The line that ends each user message: which turn, from 1, of how many."""
+    template = prompts.turn
+    if turn >= max_turns:
+        template = prompts.only_turn if turn == 1 else prompts.last_turn
+    elif turn == 1:
+        template = prompts.first_turn
+    return clean(fill(template, turn=str(turn), max_turns=str(max_turns)))
+
+
+def cells_message(
+    prompts: Prompts = DEFAULT_PROMPTS,
+    outcomes: Sequence[CellReport] = (),
+    *,
+    problem: str | None = None,
+    skipped: int = 0,
+    skipped_because: str = "",
+    unclosed: bool = False,
+    output_limit: int = OUTPUT_LIMIT,
+) -> str:
+    """What a turn's cells did, for the model to read; empty if there is nothing to say.
+
+    Args:
+        prompts: The templates.
+        outcomes: Each cell that ran, in order.
+        problem: What `parse_reply` found wrong with the reply.
+        skipped: How many further cells of the reply were not run.
+        skipped_because: Why, to be read after "because".
+        unclosed: The last cell had no closing fence; said only if that cell raised a SyntaxError.
+        output_limit: Characters of standard output and error shown, all cells together. Tracebacks come on top.
+    """
+    several = len(outcomes) + skipped > 1
+    limits = _shares([len(o.stdout) + len(o.stderr) for o in outcomes], output_limit)
+    parts: list[str] = []
+    for number, (outcome, limit) in enumerate(zip(outcomes, limits, strict=True), start=1):
+        head = fill(prompts.cell, number=str(number)) + "\n" if several else ""
+        parts.append(head + "\n\n".join(_cell_parts(prompts, outcome, limit)))
+    if outcomes:
+        last = outcomes[-1]
+        if unclosed and last.error and "SyntaxError" in last.error.traceback:
+            parts.append(prompts.unclosed)
+        if names := _variables_line(last):
+            parts.append(fill(prompts.variables, names=names))
+    if skipped:
+        blocks = "block" if skipped == 1 else "blocks"
+        parts.append(fill(prompts.skipped, count=str(skipped), blocks=blocks, reason=skipped_because))
+    if problem:
+        parts.append(problem)
+    return clean("\n\n".join(parts))
+
+
+def _cell_parts(prompts: Prompts, outcome: CellReport, limit: int) -> list[str]:
+    out_limit, err_limit = _shares([len(outcome.stdout), len(outcome.stderr)], limit)
+    parts: list[str] = []
+    if outcome.stdout.strip():
+        parts.append(truncate(outcome.stdout.rstrip("\n"), out_limit))
+    if outcome.stderr.strip():
+        parts.append(fill(prompts.stderr, text=truncate(outcome.stderr.rstrip("\n"), err_limit)))
+    if outcome.error is not None:
+        template = prompts.interrupted if outcome.error.interrupted else prompts.error
+        parts.append(fill(template, traceback=truncate(outcome.error.traceback.rstrip("\n"), ERROR_LIMIT)))
+    if outcome.lost is not None:
+        reason = outcome.lost.rstrip()
+        parts.append(fill(prompts.lost, reason=reason if reason.endswith((".", "!")) else reason + "."))
+    if not parts:
+        parts.append(prompts.no_output)
+    if failed := sum(outcome.failures.values()):
+        kinds = sorted(outcome.failures.items(), key=lambda item: (-item[1], item[0]))
+        named = ", ".join(f"{kind.replace('_', ' ')} {count:,}" for kind, count in kinds if count)
+        parts.append(fill(prompts.failures, failed=f"{failed:,}", total=f"{outcome.subcalls:,}", kinds=named))
+    return parts
+
+
+def _shares(wanted: Sequence[int], limit: int) -> list[int]:
+    """How much of `limit` each gets: all it wants if that is less than a fair share, what it leaves goes to others."""
+    shares = list(wanted)
+    left, open_ = limit, len(wanted)
+    for index in sorted(range(len(wanted)), key=lambda i: wanted[i]):
+        shares[index] = min(wanted[index], left // open_)
+        left, open_ = left - shares[index], open_ - 1
+    return shares
+
+
+def _variables_line(outcome: CellReport) -> str:
+    """The newest variables that fit, newest last, and how many are not shown."""
+    shown: list[str] = []
+    length = 0
+    for name, kind in reversed(list(outcome.variables.items())):
+        item = f"{name} = {outcome.values[name]}" if name in outcome.values else f"{name} ({kind})"
+        length += len(item) + 2
+        if length > VARIABLES_LIMIT:
+            shown.append(f"{len(outcome.variables) - len(shown):,} older ones")
+            break
+        shown.append(item)
+    return ", ".join(reversed(shown))
+
+
+def empty_answer_message(prompts: Prompts = DEFAULT_PROMPTS) -> str:
+    """Said when `answer` was made ready without content."""
+    return clean(prompts.empty_answer)
+
+
+def closing_message(prompts: Prompts = DEFAULT_PROMPTS, *, reason: str, root_prompt: str | None = None) -> str:
+    """The request for a last reply, in plain text, of a run that met a limit: `reason` says which."""
+    return clean(fill(prompts.closing, reason=reason.rstrip("."), question=_question(prompts, root_prompt)))

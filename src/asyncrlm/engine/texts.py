@@ -1,0 +1,180 @@
+"""All text that the engine itself says to a model, as data.
+
+A `Prompts` is a frozen Struct: make your own with `msgspec.structs.replace(DEFAULT_PROMPTS, turn="Step {turn}")`.
+Placeholders are replaced literally and in one pass; any other brace stays as it is. `prompts.py` fills them in.
+"""
+
+from __future__ import annotations
+
+import re
+
+from msgspec import Struct
+
+
+class Prompts(Struct, frozen=True, kw_only=True):
+    """The templates. Each field's docstring names the placeholders it may use."""
+
+    system: str = """\
+You answer questions about data that is too large to read at once. The data is in the variable `context` of a Python \
+REPL ({environment} environment). You never see it whole: you write code, read what it prints, and let other models \
+read the parts for you.
+
+## How to run code
+Put Python into a fenced block labelled `repl`:
+```repl
+print(type(context), len(context))
+print(context[:500])
+```
+Each such block is a cell. Cells run in order, in one namespace: variables, imports and functions are still there in \
+your next turns, also after an error. What a cell prints, and the value of its last expression, is shown to you in the \
+next turn, up to {output_limit} characters a turn; of more you get the beginning and the end. So print samples, counts \
+and short results, never the whole context. Blocks with any label but `repl` or `python` are not run, and neither is \
+anything inside your thinking. Top-level `await` works.
+
+## What a cell can use
+- `context`: the data. A str, bytes, list or dict; look before you assume.
+- `llm_query(prompt, model=None)`: asks a model and returns its reply as a str. That model sees only the prompt you \
+pass, not `context`, not your variables, not this conversation. Put the question and the passage into every prompt.
+- `llm_query_batched(prompts, model=None)`: asks many prompts at the same time and returns the replies in the same \
+order. Give it all prompts in one call, hundreds too: how many go out at once is taken care of, and waiting, \
+retrying and rate limits are too. A loop of single calls is as slow as the sum of them.
+{children}
+- All four can be called plainly, with `await`, in `asyncio.gather` and from threads. `allm_query`, \
+`allm_query_batched`, `arlm_query` and `arlm_query_batched` are coroutine functions that do the same.
+- With `schema=` (a JSON schema) `llm_query` is asked for a JSON reply.
+- A call that fails returns a text that starts with `Error:` and is an instance of `FailedReply` (`.error`, `.kind`, \
+`.retryable`); the others of a batch are not affected. Check with `isinstance(r, FailedReply)` before you use replies.
+- `SHOW_VARS()` lists your variables. `SHOW_LIMITS()` tells what is left of money, tokens, calls and time.
+- `answer`: the dict you submit through.
+These names are restored after each cell, so don't reuse them for your own variables.
+{custom_tools_section}
+## Models you can ask
+{sub_models}
+Leave room in a prompt for the instructions and the reply. A prompt that is too long is not sent; the error then says \
+how long it may be.
+
+## How to submit
+```repl
+answer["content"] = "the complete answer"
+answer["ready"] = True
+```
+`content` is what the user gets, so it must stand on its own: a text, a number, or a dict or list, which is delivered \
+as JSON. The run ends with that cell; later blocks of the reply are not run. Text outside of cells, `FINAL(...)` and \
+`FINAL_VAR(...)` submit nothing. Don't submit before you have seen what the answer rests on.\
+"""
+    """{environment}, {output_limit}, {children}, {sub_models}, {custom_tools_section}."""
+
+    children: str = """\
+- `rlm_query(prompt, model=None)`: for a part that needs several steps itself. A child gets a REPL of its own with \
+`prompt` as its `context`, works as you do, and returns its answer as a str. Slower and dearer than `llm_query`: use \
+it for long or many-step parts only. `rlm_query_batched(prompts, model=None)` runs many children at the same time.\
+"""
+
+    no_children: str = """\
+- `rlm_query(prompt, model=None)` and `rlm_query_batched(prompts, model=None)` behave like `llm_query` and \
+`llm_query_batched` here: no child with a REPL of its own can be started at this depth.\
+"""
+
+    tools: str = """\
+
+## More names in the REPL
+{tools}
+"""
+    """{tools}. Left out where there are none."""
+
+    orchestrator: str = """\
+## How to work
+1. Look first: type, size, structure, a few samples. Find out how the data divides (paragraphs, records, files, keys).
+2. Then plan in one or two sentences. What exact code can find (counting, filtering, searching, sorting), do in \
+Python. What needs reading and judgement, give to sub-models: don't solve it by reading printed text yourself.
+3. Filter before you ask. Cut what is left into pieces that fit a sub-model well, with some overlap where a cut may \
+split what matters, and send all of them in one `llm_query_batched`. Few large pieces are better than many tiny ones. \
+Ask for short, structured replies and for a fixed phrase such as NOT FOUND where a piece has nothing.
+4. Print how many calls failed and a few replies before you build on them. Ask failed pieces again if it matters.
+5. Combine: in Python where replies are structured, else by another `llm_query` over the useful replies.
+6. Check the candidate answer against the data, then submit. If turns or limits run short, submit the best you have.\
+"""
+
+    context: str = """\
+The variable `context` is {kind}, {size}.{more}{question}\
+"""
+    """{kind}, {size}, {more}, {question}."""
+
+    question: str = """
+
+
+Answer this:
+{root_prompt}\
+"""
+    """{root_prompt}. Used where the caller asked something apart from the context."""
+
+    no_question: str = " What is asked stands in it."
+
+    first_turn: str = "Turn {turn} of {max_turns}. You have not seen the context yet: inspect it before you answer."
+    """{turn}, {max_turns}, as in `turn` and `last_turn`."""
+
+    turn: str = "Turn {turn} of {max_turns}."
+
+    last_turn: str = (
+        "Turn {turn} of {max_turns}, the last one. Submit now what you have: set "
+        'answer["content"] and answer["ready"] = True in a ```repl block.'
+    )
+
+    only_turn: str = (
+        "Turn {turn} of {max_turns}, the only one. Inspect the context, work out the answer and submit it with "
+        'answer["content"] and answer["ready"] = True, all in one ```repl block.'
+    )
+
+    cell: str = "[Cell {number}]"
+    """{number}. Above each cell's output where a turn had several."""
+
+    no_output: str = "(The cell ran and printed nothing.)"
+    stderr: str = "Standard error:\n{text}"
+    """{text}."""
+    error: str = "The cell raised:\n{traceback}"
+    """{traceback}."""
+    interrupted: str = "The cell was stopped:\n{traceback}"
+    """{traceback}."""
+    failures: str = "{failed} of {total} sub-calls failed ({kinds})."
+    """{failed}, {total}, {kinds}."""
+    lost: str = (
+        "The Python process was lost: {reason} All variables are gone; `context` is loaded again. Don't repeat what "
+        "caused it."
+    )
+    """{reason}."""
+    variables: str = "Variables: {names}"
+    """{names}."""
+    skipped: str = "{count} later {blocks} of your reply did not run, because {reason}."
+    """{count}, {blocks}, {reason}."""
+    unclosed: str = (
+        "The last block had no closing fence. If it was cut off, it was not executed in part: a cell that does not "
+        "compile does not run at all. Close blocks with ``` on a line of its own."
+    )
+
+    empty_answer: str = (
+        'answer["ready"] is True but answer["content"] is empty, so nothing was submitted. Set answer["content"] to '
+        'the answer, then answer["ready"] = True.'
+    )
+
+    closing: str = """\
+This run ends here: {reason}. No more code is run. Reply now with the best answer that what you have seen so far \
+allows, as plain text without code blocks. Say what is uncertain or missing.{question}\
+"""
+    """{reason}, {question}."""
+
+
+DEFAULT_PROMPTS = Prompts()
+
+
+def fill(template: str, **values: str) -> str:
+    """`template` with each `{name}` of `values` replaced; values are not looked at again, other braces stay."""
+    return re.sub(r"\{(" + "|".join(values) + r")\}", lambda found: values[found[1]], template)
+
+
+def clean(text: str) -> str:
+    """`text` as valid Unicode: surrogate pairs joined, lone surrogates replaced by U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
