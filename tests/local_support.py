@@ -11,7 +11,7 @@ from typing import Any
 
 import anyio
 
-from asyncrlm.environments.base import Sandbox
+from asyncrlm.repl.sandbox import Sandbox
 from asyncrlm.environments.local import LocalEnvironment
 
 CAP = 10.0

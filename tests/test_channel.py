@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from repl_fakes import FunctionServices, Worker, fake_session
 
 from asyncrlm.errors import BudgetExceededError, LMError, ProtocolError, SandboxLost
+from asyncrlm.repl import broker as broker_module
 from asyncrlm.repl.channel import FrameParser, encode_frame
 from asyncrlm.repl.messages import Execute, Reply
 from asyncrlm.repl.session import SubCall
@@ -283,12 +284,51 @@ async def test_cancelled_calls_stop_and_are_answered_once() -> None:
 
 
 async def test_more_calls_than_tasks_all_get_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    from asyncrlm.repl import broker
+    monkeypatch.setattr(broker_module, "MOST_TASKS", 7)
+    calls = [{"kind": "llm", "prompt": str(number)} for number in range(50)]
+    go = anyio.Event()
 
-    monkeypatch.setattr(broker, "MOST_TASKS", 7)
-    replies, outcome = await replies_to([{"kind": "llm", "prompt": str(number)} for number in range(50)])
-    assert [replies[number]["value"] for number in range(50)] == [f"re: {number}" for number in range(50)]
-    assert outcome.subcalls == 50
+    async def answer(call: SubCall) -> str:
+        await go.wait()
+        return f"re: {call.prompt}"
+
+    async def release() -> None:
+        await anyio.wait_all_tasks_blocked()
+        go.set()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(release)
+        replies, outcome = await replies_to(calls, services=FunctionServices(answer), cancel=(48,))
+    assert replies.pop(48) == {"error": "cancelled", "kind": "cancelled"}  # it had not begun
+    assert [replies[number]["value"] for number in sorted(replies)] == [f"re: {n}" for n in range(50) if n != 48]
+    assert outcome.subcalls == 49
+
+
+async def test_the_end_of_a_cell_answers_calls_that_had_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_module, "MOST_TASKS", 2)
+    calls = [{"kind": "llm", "prompt": "hang"} for _ in range(5)]
+
+    async def answer(call: SubCall) -> str:
+        await anyio.sleep_forever()
+        return ""
+
+    replies, outcome = await replies_to(calls, services=FunctionServices(answer), expect=0)
+    assert list(replies.values()) == [{"error": "cancelled", "kind": "cancelled"}] * 5
+    assert outcome.failures == {}
+
+
+async def test_without_task_handles_calls_can_be_cancelled_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with an anyio that has none yet."""
+    monkeypatch.setattr(broker_module, "getattr", lambda *_: None, raising=False)
+
+    async def answer(call: SubCall) -> str:
+        if call.prompt == "hang":
+            await anyio.sleep_forever()
+        return "ok"
+
+    calls = [{"kind": "llm", "prompt": "hang"}, {"kind": "llm", "prompt": "x"}]
+    replies, _ = await replies_to(calls, services=FunctionServices(answer), cancel=(0,))
+    assert replies == {0: {"error": "cancelled", "kind": "cancelled"}, 1: {"value": "ok"}}
 
 
 @pytest.mark.parametrize(
@@ -320,8 +360,10 @@ async def test_a_call_whose_task_is_torn_down_is_answered() -> None:
     async def answer(call: SubCall) -> str:
         raise anyio.get_cancelled_exc_class()
 
-    replies, _ = await replies_to([{"kind": "llm", "prompt": "a"}], services=FunctionServices(answer))
-    assert replies == {0: {"error": "cancelled", "kind": "cancelled"}}
+    replies, outcome = await replies_to([{"kind": "llm", "prompt": "a"}] * 2, services=FunctionServices(answer))
+    cancelled = {"error": "cancelled", "kind": "cancelled"}
+    assert replies == {0: cancelled, 1: cancelled}
+    assert outcome.lost is None
 
 
 async def test_limits_that_fail_are_an_error_reply() -> None:

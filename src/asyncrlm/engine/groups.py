@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import cast
 
 
 @contextmanager
@@ -19,7 +20,5 @@ def one_error() -> Generator[None]:
 
 
 def _only(error: BaseException) -> BaseException:
-    if not isinstance(error, BaseExceptionGroup):
-        return error
-    members: tuple[BaseException, ...] = error.exceptions  # pyright: ignore[reportUnknownMemberType]
-    return _only(members[0]) if len(members) == 1 else error  # pyright: ignore[reportUnknownArgumentType]
+    members = cast("tuple[BaseException, ...]", getattr(error, "exceptions", ()))
+    return _only(members[0]) if isinstance(error, BaseExceptionGroup) and len(members) == 1 else error  # pyright: ignore[reportUnknownVariableType]

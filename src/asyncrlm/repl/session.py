@@ -221,21 +221,19 @@ class Session:
             group, link.reply, self._services, self._tools, clock, limiter=self._limiter, on_tool=self._on_tool
         )
         verdict: Verdict | None = None
-        over = False
-        try:
-            async with group:
+        async with group:
+            try:
                 link.begin_cell(number, code, broker)
                 verdict = await clock.wait(link.changed)
                 if verdict is not None:
                     await self._stop(link)
-                over = True
-                group.cancel_scope.cancel()
-        finally:
-            if over:
-                broker.finish()
-            else:
+            except BaseException:
                 link.kill("it was killed because its cell was cancelled")
-            link.broker = None
+                raise
+            finally:
+                group.cancel_scope.cancel()
+        broker.finish()
+        link.broker = None
         return self._outcome(link, broker, verdict, time.monotonic() - began)
 
     async def _stop(self, link: Link) -> None:

@@ -10,7 +10,7 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import report
+from . import report, spelling
 from .guard import leave
 from .replies import BUILTINS
 
@@ -172,6 +172,8 @@ class Cells:
 def _compile(source: str, name: str) -> list[types.CodeType]:
     """The code of a cell; its last statement on its own if that is an expression, to be shown as a REPL does."""
     tree = ast.parse(source, name)
+    if "lm_query" in source and ("asyncio" in source or "await" in source):
+        spelling.rewrite(tree)
     body = tree.body
     codes: list[types.CodeType] = []
     last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
