@@ -386,12 +386,12 @@ async def test_parents_that_wait_leave_room_for_their_children() -> None:
                     leaves += 1
                     return
                 async with anyio.create_task_group() as group:
-                    for _ in range(2 if depth < 2 else 1):
+                    for _ in range(2 if depth == 1 else 1):
                         group.start_soon(run, depth + 1)
 
         with anyio.fail_after(3 * CAP):
             async with anyio.create_task_group() as group:
-                for _ in range(6):
+                for _ in range(5):
                     group.start_soon(run, 0)
         assert leaves == 10
 
