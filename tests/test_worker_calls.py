@@ -52,7 +52,10 @@ SPELLINGS = [
     ("await asyncio.wait_for(llm_query('a'), 5)", "'A:a'"),
     ("sorted([await f for f in asyncio.as_completed([llm_query(c) for c in 'aab'])])", "['A:a', 'A:a', 'A:b']"),
     ("asyncio.run(llm_query('a'))", "'A:a'"),
-    ("async def main():\n    return await asyncio.gather(*(llm_query(c) for c in 'ab'))\nasyncio.run(main())", "['A:a', 'A:b']"),
+    (
+        "async def main():\n    return await asyncio.gather(*(llm_query(c) for c in 'ab'))\nasyncio.run(main())",
+        "['A:a', 'A:b']",
+    ),
     ("async def main():\n    return llm_query('a'), await llm_query('b')\nasyncio.run(main())", "('A:a', 'A:b')"),
     ("a = await allm_query('1')\na, asyncio.run(main())", "('A:1', ('A:a', 'A:b'))"),
     ("asyncio.get_event_loop().run_until_complete(main())", "('A:a', 'A:b')"),
@@ -64,14 +67,20 @@ SPELLINGS = [
     ("llm_query([{'role': 'user', 'content': 'a'}])", "\"A:[{'role': 'user', 'content': 'a'}]\""),
     ("str.upper(llm_query('a')) + llm_query('b')[2:]", "'A:Ab'"),
     ("type(llm_query('a').strip()) is str, isinstance(llm_query('a'), str)", "(True, True)"),
-    ("import pickle, copy, json\nx = llm_query_batched(['a'])\ntype(pickle.loads(pickle.dumps(x))), copy.deepcopy(x), json.dumps(x)", "(<class 'list'>, ['A:a'], '[\"A:a\"]')"),
+    (
+        "import pickle, copy, json\nx = llm_query_batched(['a'])\ntype(pickle.loads(pickle.dumps(x))), copy.deepcopy(x), json.dumps(x)",
+        "(<class 'list'>, ['A:a'], '[\"A:a\"]')",
+    ),
     ("pickle.loads(pickle.dumps(llm_query('a'))).__class__", "<class 'str'>"),
     ("{llm_query('a'): 1}['A:a']", "1"),
     ("def llm_query(p): return 'mine'\nllm_query('x')", "'mine'"),
 ]
 if sys.version_info >= (3, 11):
     SPELLINGS += [
-        ("async with asyncio.TaskGroup() as g:\n    ts = [g.create_task(llm_query(c)) for c in 'ab']\n[t.result() for t in ts]", "['A:a', 'A:b']"),
+        (
+            "async with asyncio.TaskGroup() as g:\n    ts = [g.create_task(llm_query(c)) for c in 'ab']\n[t.result() for t in ts]",
+            "['A:a', 'A:b']",
+        ),
         ("x = llm_query('a')\nasync with asyncio.TaskGroup() as g: t = g.create_task(x)\nt.result()", "'A:a'"),
     ]
 
@@ -127,7 +136,9 @@ def test_a_batch_shares_its_group_and_keeps_its_order(host: Host) -> None:
         return None
 
     host.serve = backwards
-    outcome = host.run("r = llm_query_batched([str(i) for i in range(100)])\nprint(r == [str(i) * 2 for i in range(100)])")
+    outcome = host.run(
+        "r = llm_query_batched([str(i) for i in range(100)])\nprint(r == [str(i) * 2 for i in range(100)])"
+    )
     assert outcome.stdout == "True\n"
     assert len({call["group"] for call in calls}) == 1
     assert len({call["id"] for call in calls}) == 100
@@ -142,7 +153,9 @@ def test_what_a_call_frame_says(host: Host) -> None:
     assert {**second, "id": 0} == {"t": "call", "id": 0, "kind": "rlm", "model": "small", "prompt": "q"}
 
 
-@pytest.mark.parametrize("text", ["\ud800", "za\u017c\u00f3\u0142\u0107 \U0001f389", "a\0b\r\n", "\u2028x", "x" * 3_000_000])
+@pytest.mark.parametrize(
+    "text", ["\ud800", "za\u017c\u00f3\u0142\u0107 \U0001f389", "a\0b\r\n", "\u2028x", "x" * 3_000_000]
+)
 def test_text_arrives_as_it_is(host: Host, text: str) -> None:
     host.load("t", form="json", value=codec.encode(text))
     host.serve = lambda call: {"value": codec.encode(codec.decode(call["prompt"]) + "!")}
@@ -161,7 +174,10 @@ def test_text_arrives_as_it_is(host: Host, text: str) -> None:
         ("llm_query([{'role': 'user', 'content': ''}])", "ValueError: prompt is empty"),
         ("llm_query([{'content': 'x'}])", "TypeError: prompt[0] must be a message"),
         ("llm_query(['a', 'b'])", "_batched function"),
-        ("llm_query([{'role': 'user', 'content': object()}])", "TypeError: prompt[0]['content']: a value of type object"),
+        (
+            "llm_query([{'role': 'user', 'content': object()}])",
+            "TypeError: prompt[0]['content']: a value of type object",
+        ),
         ("llm_query('a', model=3)", "TypeError: model must be the name"),
         ("llm_query('a', schema=object())", "TypeError: schema: a value of type object"),
         ("llm_query()", "missing 1 required positional argument: 'prompt'"),
@@ -488,5 +504,3 @@ def test_a_storm_of_interrupts_breaks_nothing() -> None:
             assert error is not None, STORM[turn % len(STORM)]
             assert error["interrupted"], error
             assert host.show("print(llm_query('ok'), await allm_query('ok'))") == "A:ok A:ok\n"
-
-

@@ -67,7 +67,10 @@ def test_only_the_standard_library_is_imported() -> None:
         (["import sys\nx = 1", "print(sys.modules['__main__'].x, __name__)"], "1 __main__"),
         (["if __name__ == '__main__':\n    print('main')"], "main"),
         (["def f():\n    return 5", "import inspect\nprint(inspect.getsource(f).strip())"], "def f():\n    return 5"),
-        (["import typing\nclass T(typing.NamedTuple):\n    a: int", "print(typing.get_type_hints(T))"], "{'a': <class 'int'>}"),
+        (
+            ["import typing\nclass T(typing.NamedTuple):\n    a: int", "print(typing.get_type_hints(T))"],
+            "{'a': <class 'int'>}",
+        ),
         (["import sys\ndel sys.modules['__main__']", "import sys\nprint('__main__' in sys.modules)"], "True"),
         (["globals().clear()", "print(llm_query('x'))"], "A:x"),
     ],
@@ -173,7 +176,10 @@ def test_a_traceback_begins_in_the_cell_and_shows_the_line(host: Host) -> None:
         ("x = 1\nreturn x", ["SyntaxError: 'return' outside function", "line 2", "return x"]),
         ("a = 'x\n", ["SyntaxError: unterminated string literal"]),
         ("x = 'a\0b'", ["null"]),
-        ("try:\n    1/0\nexcept ZeroDivisionError as e:\n    raise KeyError('k') from e", ["ZeroDivisionError", "direct cause", "KeyError: 'k'"]),
+        (
+            "try:\n    1/0\nexcept ZeroDivisionError as e:\n    raise KeyError('k') from e",
+            ["ZeroDivisionError", "direct cause", "KeyError: 'k'"],
+        ),
         ("def f(): f()\nf()", ["RecursionError", "line 1, in f"]),
         ("llm_query(3)", ["TypeError: prompt must be a str", "llm_query(3)"]),
         ("class E(Exception):\n    def __str__(self): raise ValueError\nraise E", ["E: <exception str() failed>"]),
@@ -235,15 +241,20 @@ def test_input_says_why_not(host: Host) -> None:
         ("raise OSError(12, 'Cannot allocate memory')", "memory_limit"),
         ("raise OSError(27, 'File too large')", "max_file_size"),
         ("raise OSError(28, 'No space left on device')", "max_file_size"),
-        ("raise RuntimeError(\"can't start new thread\")", "max_processes"),
+        ('raise RuntimeError("can\'t start new thread")', "max_processes"),
         ("def fork(): raise BlockingIOError(11, 'Resource temporarily unavailable')\nfork()", "max_processes"),
-        ("try:\n    raise PermissionError(1, 'no')\nexcept OSError as e:\n    raise RuntimeError('wrapped') from e", "isolation"),
+        (
+            "try:\n    raise PermissionError(1, 'no')\nexcept OSError as e:\n    raise RuntimeError('wrapped') from e",
+            "isolation",
+        ),
         ("class U(OSError):\n    reason = PermissionError(13, 'no', 'x')\nraise U", "read_paths"),
         ("raise ValueError('plain')", None),
         ("open('/nowhere/at/all')", None),
     ],
 )
-def test_hints_name_the_setting_where_something_is_confined(code: str, setting: str | None, confined: Host, host: Host) -> None:
+def test_hints_name_the_setting_where_something_is_confined(
+    code: str, setting: str | None, confined: Host, host: Host
+) -> None:
     trace = confined.run(code)
     if setting is None:
         assert trace.error is None or "[sandbox]" not in trace.trace
@@ -284,7 +295,9 @@ def test_a_worker_that_only_outlives_nothing_is_not_confined() -> None:
 def test_streams_are_whole_again(host: Host, code: str) -> None:
     host.run(code)
     host.output(0), host.output(1)
-    outcome = host.run("import sys, os\nprint('out')\nprint('err', file=sys.stderr)\nos.write(1, b'raw')\nsys.stdin.read()\nNone")
+    outcome = host.run(
+        "import sys, os\nprint('out')\nprint('err', file=sys.stderr)\nos.write(1, b'raw')\nsys.stdin.read()\nNone"
+    )
     assert outcome.error is None
     assert (outcome.stdout.replace("lost\n", ""), outcome.stderr) == ("out\nraw", "err\n")
 
@@ -300,7 +313,9 @@ def test_print_subprocess_and_c_keep_their_order(host: Host) -> None:
 
 def test_variables_are_what_cells_bound(host: Host) -> None:
     host.load("context", value="c")
-    outcome = host.run("import os\n_a = 1\nb = [2]\nr = llm_query('x')\nrs = llm_query_batched(['x'])\n__d__ = 1\ndef f(): pass")
+    outcome = host.run(
+        "import os\n_a = 1\nb = [2]\nr = llm_query('x')\nrs = llm_query_batched(['x'])\n__d__ = 1\ndef f(): pass"
+    )
     assert outcome.variables == {"os": "module", "_a": "int", "b": "list", "r": "str", "rs": "list", "f": "function"}
     assert outcome.values == {}
     outcome = host.run("for i in range(300): globals()[f'v{i}'] = i")
@@ -343,9 +358,18 @@ def test_values_are_short_and_safe() -> None:
         ),
         ("import os\npid = os.fork()\nif pid:\n    print(os.waitpid(pid, 0)[1], llm_query('q'))", "0 A:q"),
         ("import os\npid = os.fork()\nif not pid: 1/0\nprint(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))", "1"),
-        ("import os\npid = os.fork()\nif not pid: exit(5)\nprint(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))", "5"),
-        ("import os\npid = os.fork()\nif not pid: exit('no')\nprint(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))", "1"),
-        ("import multiprocessing as m\ndef f(i): return i * i\nwith m.Pool(2) as p: print(p.map(f, range(4)))", "[0, 1, 4, 9]"),
+        (
+            "import os\npid = os.fork()\nif not pid: exit(5)\nprint(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))",
+            "5",
+        ),
+        (
+            "import os\npid = os.fork()\nif not pid: exit('no')\nprint(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))",
+            "1",
+        ),
+        (
+            "import multiprocessing as m\ndef f(i): return i * i\nwith m.Pool(2) as p: print(p.map(f, range(4)))",
+            "[0, 1, 4, 9]",
+        ),
         (
             "from concurrent.futures import ProcessPoolExecutor as P\ndef ask(p):\n    try: return llm_query(p)\n"
             "    except RuntimeError: return 'refused'\nwith P(1) as p: print(list(p.map(ask, ['a'])), llm_query('b'))",
@@ -380,7 +404,9 @@ def test_a_fork_does_not_print_twice(host: Host) -> None:
 # ---- the end ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("code", [None, "llm_query('x')", "while True: llm_query('y')", "import asyncio\nawait allm_query('z')"])
+@pytest.mark.parametrize(
+    "code", [None, "llm_query('x')", "while True: llm_query('y')", "import asyncio\nawait allm_query('z')"]
+)
 def test_the_worker_goes_with_its_host(code: str | None) -> None:
     with Host() as host:
         if code is not None:

@@ -33,7 +33,9 @@ scalars = (
     | st.decimals(allow_nan=False)
     | st.complex_numbers(allow_nan=False)
 )
-hashables = st.recursive(scalars, lambda inner: st.tuples(inner, inner) | st.frozensets(inner, max_size=3), max_leaves=5)
+hashables = st.recursive(
+    scalars, lambda inner: st.tuples(inner, inner) | st.frozensets(inner, max_size=3), max_leaves=5
+)
 values = st.recursive(
     scalars,
     lambda inner: (
@@ -139,7 +141,12 @@ def test_the_same_object_twice_is_no_cycle() -> None:
 
 TAGS = ["str", "bytes", "int", "float", "complex", "decimal", "datetime", "date", "time", "timedelta", "tuple", "set"]
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(["0x", "-0x1", "="]),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from(["0x", "-0x1", "="]),
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.dictionaries(st.text(max_size=3), inner, max_size=3)

@@ -20,9 +20,5 @@ def one_error() -> Generator[None]:
 
 
 def _only(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        members = cast("BaseExceptionGroup[BaseException]", error).exceptions
-        if len(members) != 1:
-            break
-        error = members[0]
-    return error
+    members = cast("tuple[BaseException, ...]", getattr(error, "exceptions", ()))
+    return _only(members[0]) if isinstance(error, BaseExceptionGroup) and len(members) == 1 else error  # pyright: ignore[reportUnknownVariableType]

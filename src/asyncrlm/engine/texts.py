@@ -159,7 +159,10 @@ Answer this:
     empty_reply: str = "Your last reply was empty. Write a ```repl block, or submit your answer."
     """Said when a reply had no text at all."""
 
-    cut_off: str = "Your last reply was cut off because it reached its length limit. Write shorter replies, one ```repl block each."
+    cut_off: str = (
+        "Your last reply was cut off because it reached its length limit. Write shorter replies, one ```repl block "
+        "each."
+    )
     """Said when a reply ended at its length limit."""
 
     closing: str = """\

@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_TWINS = {
-    name: f"a{name}" for name in ("llm_query", "llm_query_batched", "rlm_query", "rlm_query_batched")
-}
+_TWINS = {name: f"a{name}" for name in ("llm_query", "llm_query_batched", "rlm_query", "rlm_query_batched")}
 _TAKERS = frozenset({"gather", "as_completed", "wait", "wait_for", "shield", "ensure_future", "create_task", "run"})
 """Functions of asyncio that take awaitables, or a list of them."""
 
