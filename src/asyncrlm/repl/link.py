@@ -198,9 +198,8 @@ class Link:
         except anyio.BrokenResourceError:
             await self.ended.wait()
         except BaseException:
-            self.kill(
-                f"it was killed because the loading of {plan.name} was cancelled"
-            )  # cut off halfway, the worker waits for what nobody sends
+            # Cut off halfway, the worker waits for what nobody sends.
+            self.kill(f"it was killed because the loading of {plan.name} was cancelled")
             raise
         if self._load_error is not None:
             raise ConfigurationError(f"{plan.name} could not be loaded: {self._load_error}")
