@@ -127,7 +127,12 @@ class ErrorThresholdExceededError(LimitError):
     """`error_count` turns in a row whose cells raised, at a `threshold`; `last_error` is the last traceback."""
 
     def __init__(
-        self, error_count: int, threshold: int, last_error: str | None = None, message: str | None = None, **details: Any
+        self,
+        error_count: int,
+        threshold: int,
+        last_error: str | None = None,
+        message: str | None = None,
+        **details: Any,
     ) -> None:
         super().__init__(message or f"{error_count} turns in a row failed (threshold {threshold})", **details)
         self.error_count = error_count
@@ -155,6 +160,7 @@ class LMError(RLMError):
         status: The HTTP status, where there was one.
         retryable: Whether the same request may succeed later.
         retry_after: Seconds the server asked to wait, where it did.
+        charged: Whether the failed request may have been paid for: it was sent, and the reply was lost.
     """
 
     def __init__(
@@ -165,6 +171,7 @@ class LMError(RLMError):
         status: int | None = None,
         retryable: bool = False,
         retry_after: float | None = None,
+        charged: bool = False,
         **details: Any,
     ) -> None:
         super().__init__(message, **details)
@@ -172,3 +179,4 @@ class LMError(RLMError):
         self.status = status
         self.retryable = retryable
         self.retry_after = retry_after
+        self.charged = charged

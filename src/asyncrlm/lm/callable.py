@@ -1,0 +1,65 @@
+"""A model that is any async function of the caller's."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from asyncrlm.errors import ConfigurationError, LMError
+
+from .base import LMClient, LMReply, LMRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+
+class CallableClient(LMClient):
+    """Asks `async def function(messages) -> str`, where `messages` are dicts with "role" and "content".
+
+    The function may return an `LMReply` instead, to say what it used. What it raises becomes an `LMError` that is not
+    retried, with the exception as its cause; an `LMError` of its own passes as it is.
+    """
+
+    def __init__(self, function: Callable[..., Awaitable[str | LMReply]], *, model: str | None = None) -> None:
+        if not _is_async(function):
+            raise ConfigurationError(
+                f"the model function {_name(function)} is not async: write `async def {_name(function)}(messages)`, "
+                "and inside it `await anyio.to_thread.run_sync(...)` for what blocks"
+            )
+        self.model = model or _name(function)
+        self._function = function
+
+    @property
+    def account(self) -> str:
+        return f"callable:{self.model}:{id(self._function):x}"
+
+    @property
+    def needs_price(self) -> bool:
+        return False
+
+    async def acomplete(self, request: LMRequest) -> LMReply:
+        messages = [{"role": message.role, "content": message.content} for message in request.messages]
+        try:
+            reply: Any = await self._function(messages)
+        except LMError:
+            raise
+        except Exception as error:
+            raise LMError(f"{self.model} raised {type(error).__name__}: {error}", kind="other") from error
+        if isinstance(reply, str):
+            return LMReply(text=reply)
+        if isinstance(reply, LMReply):
+            return reply
+        raise LMError(f"{self.model} returned {type(reply).__name__}, not a str or an LMReply", kind="bad_reply")
+
+    def __repr__(self) -> str:
+        return f"<CallableClient {self.model}>"
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    while hasattr(function, "func"):  # functools.partial
+        function = function.func  # type: ignore[attr-defined]
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__name__", None) or type(function).__name__)

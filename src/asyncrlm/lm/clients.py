@@ -1,0 +1,193 @@
+"""From what a user names to a client: `client_spec` checks everything at once, opens nothing."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, cast
+
+from asyncrlm.errors import ConfigurationError
+from asyncrlm.ledger import Price
+
+from .base import LMClient, LMReply, LMRequest
+from .callable import CallableClient
+from .endpoints import PRESETS
+from .fallback import FallbackClient
+from .openai_client import fingerprint
+from .openai_spec import openai_spec
+from .spec import OUR_KWARGS, ClientSpec, Shared, checked_sampling, price_and_window, refuse_unknown
+
+__all__ = ["BACKENDS", "Backend", "ClientSpec", "Shared", "client_spec"]
+
+Backend = str | LMClient | Callable[..., Awaitable[Any]] | Sequence[Any]
+"""A name, "provider/model", a client, an async callable, or a list of those: the later ones stand in for the first."""
+
+LATER_BACKENDS = ("azure_openai", "anthropic", "gemini", "portkey", "ollama", "lmstudio", "llamacpp")
+"""Vendors whose own clients come with a later release."""
+
+BACKENDS = (*PRESETS, "offline")
+"""The names that `backend` may be."""
+
+
+def client_spec(
+    backend: Backend,
+    backend_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+    sampling_args: Mapping[str, Any] | None = None,
+) -> ClientSpec:
+    """Check what names a client and say how to open it.
+
+    Args:
+        backend: See `Backend`.
+        backend_kwargs: For the client; a list of them, one each, where `backend` is a list.
+        sampling_args: Sent with every request, under the names given here. They win over those in `backend_kwargs`.
+
+    Raises:
+        ConfigurationError: naming what would be right.
+    """
+    if isinstance(backend, list | tuple):
+        return _fallback_spec(cast("Sequence[Backend]", backend), backend_kwargs, sampling_args)
+    if backend_kwargs is not None and not isinstance(backend_kwargs, Mapping):
+        raise ConfigurationError("backend_kwargs must be a dict (a list of dicts goes with a list of backends)")
+    kwargs: dict[str, Any] = dict(backend_kwargs or {})
+    sampling = checked_sampling(kwargs.pop("sampling_args", None), sampling_args)
+    if isinstance(backend, LMClient):
+        return _object_spec(backend, kwargs, sampling)
+    if isinstance(backend, str):
+        name, _, model = backend.partition("/")
+        if model and kwargs.setdefault("model_name", model) != model:
+            raise ConfigurationError(f"two models named: {backend!r} and model_name={kwargs['model_name']!r}")
+        if name == "offline":
+            return _offline_spec(kwargs, sampling)
+        if name in PRESETS:
+            return openai_spec(name, PRESETS[name], kwargs, sampling)
+        raise _unknown_backend(name)
+    if callable(backend):
+        return _callable_spec(backend, kwargs, sampling)
+    raise ConfigurationError(
+        f"backend must be a name ({', '.join(BACKENDS)}), 'provider/model', an LMClient, an async callable or a list "
+        f"of those, not {type(backend).__name__}"
+    )
+
+
+def _unknown_backend(name: str) -> ConfigurationError:
+    if name in LATER_BACKENDS:
+        return ConfigurationError(
+            f'backend="{name}" comes with a later release. Until then: an OpenAI-compatible endpoint of that service '
+            '(backend="vllm" with its base_url and api_key), or an async callable of your own.'
+        )
+    close = difflib.get_close_matches(name, BACKENDS, 1)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    return ConfigurationError(f"unknown backend {name!r}{hint}; known: {', '.join(BACKENDS)}")
+
+
+def _offline_spec(kwargs: dict[str, Any], sampling: dict[str, Any]) -> ClientSpec:
+    from .offline import OfflineLM  # noqa: PLC0415 - only loaded where it is asked for
+
+    refuse_unknown("offline", kwargs, OUR_KWARGS)
+    kwargs.pop("model_name", None)
+    return _object_spec(OfflineLM(), kwargs, sampling, backend="offline")
+
+
+def _object_spec(
+    client: LMClient, kwargs: dict[str, Any], sampling: dict[str, Any], backend: str | None = None
+) -> ClientSpec:
+    backend = backend or type(client).__name__
+    refuse_unknown(backend, kwargs, ("price", "context_window", "sampling_args"))
+    price, window = price_and_window(client.model, kwargs)
+    if price is None and not client.needs_price:
+        price = Price(0.0)
+    bound = _WithSampling(client, sampling) if sampling else client
+
+    async def opener(shared: Shared) -> LMClient:
+        return bound
+
+    return ClientSpec(
+        model=client.model,
+        backend=backend,
+        key=("object", id(client), fingerprint(repr(sorted(sampling.items(), key=str)))),
+        price=price,
+        window=window,
+        needs_price=client.needs_price,
+        opener=opener,
+    )
+
+
+def _callable_spec(function: Callable[..., Any], kwargs: dict[str, Any], sampling: dict[str, Any]) -> ClientSpec:
+    model = kwargs.pop("model_name", None)
+    client = CallableClient(function, model=model)
+    if sampling:
+        raise ConfigurationError("a callable gets only the messages: sampling_args have no way to reach it")
+    return _object_spec(client, kwargs, {}, backend="callable")
+
+
+def _fallback_spec(
+    backends: Sequence[Backend],
+    backend_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None,
+    sampling_args: Mapping[str, Any] | None,
+) -> ClientSpec:
+    if not backends:
+        raise ConfigurationError("a list of backends needs at least one")
+    if any(isinstance(backend, list | tuple) for backend in backends):
+        raise ConfigurationError("a list of fallbacks can't hold another list")
+    each: Sequence[Mapping[str, Any] | None]
+    if backend_kwargs is None:
+        each = [None] * len(backends)
+    elif isinstance(backend_kwargs, Mapping):
+        raise ConfigurationError("with a list of backends, backend_kwargs is a list too: one dict (or None) each")
+    else:
+        each = list(backend_kwargs)
+    if len(each) != len(backends):
+        raise ConfigurationError(f"{len(backends)} backends but {len(each)} backend_kwargs: one dict (or None) each")
+    specs = [
+        client_spec(backend, kwargs, sampling_args if isinstance(backend, str | LMClient) else None)
+        for backend, kwargs in zip(backends, each, strict=True)
+    ]
+    if len(specs) == 1:
+        return specs[0]
+    windows = [spec.window for spec in specs if spec.window is not None]
+
+    async def opener(shared: Shared) -> LMClient:
+        return FallbackClient([await spec.connect(shared) for spec in specs], prices=[spec.price for spec in specs])
+
+    return ClientSpec(
+        model=specs[0].model,
+        backend="fallback",
+        key=("fallback", *(spec.key for spec in specs)),
+        price=_dearest([spec.price for spec in specs]),
+        window=min(windows) if windows else None,
+        needs_price=any(spec.needs_price for spec in specs),
+        attempts=max(spec.attempts for spec in specs),
+        opener=opener,
+    )
+
+
+def _dearest(prices: Sequence[Price | None]) -> Price | None:
+    """What any of them may cost at most; None if one is not known."""
+    known = [price for price in prices if price is not None]
+    if not known or len(known) < len(prices):
+        return None
+    cached = max(price.input if price.cached is None else price.cached for price in known)
+    return Price(input=max(p.input for p in known), cached=cached, output=max(p.output for p in known))
+
+
+class _WithSampling(LMClient):
+    """A caller's client with sampling arguments of ours under those of each request."""
+
+    def __init__(self, client: LMClient, sampling_args: Mapping[str, Any]) -> None:
+        self.model = client.model
+        self._client = client
+        self._sampling_args = dict(sampling_args)
+
+    @property
+    def account(self) -> str:
+        return self._client.account
+
+    @property
+    def needs_price(self) -> bool:
+        return self._client.needs_price
+
+    async def acomplete(self, request: LMRequest) -> LMReply:
+        merged = self._sampling_args | request.sampling_args
+        return await self._client.acomplete(
+            LMRequest(messages=request.messages, sampling_args=merged, output_cap=request.output_cap)
+        )

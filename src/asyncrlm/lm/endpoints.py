@@ -1,0 +1,145 @@
+"""Where OpenAI-compatible requests go, and which key goes with them: a key is sent to no host but its own."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from asyncrlm.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Preset(Struct, frozen=True, kw_only=True):
+    """An OpenAI-compatible service by name."""
+
+    base_url: str | None
+    """None where the caller has to say it."""
+    key_variable: str | None = None
+    """The environment variable with the key; it is only ever sent to the host of `base_url`."""
+    default_model: str | None = None
+    body: dict[str, Any] = {}
+    """Always sent, unless the caller's sampling_args say otherwise."""
+
+
+DEFAULT_MODEL = "gpt-5.4-mini"
+"""The model asked when `backend="openai"` is given no `model_name`."""
+
+PRESETS: Mapping[str, Preset] = {
+    "openai": Preset(
+        base_url="https://api.openai.com/v1",
+        key_variable="OPENAI_API_KEY",
+        default_model=DEFAULT_MODEL,
+    ),
+    "vllm": Preset(base_url=None),
+    "openrouter": Preset(
+        base_url="https://openrouter.ai/api/v1", key_variable="OPENROUTER_API_KEY", body={"usage": {"include": True}}
+    ),
+    "vercel": Preset(base_url="https://ai-gateway.vercel.sh/v1", key_variable="AI_GATEWAY_API_KEY"),
+    "prime": Preset(
+        base_url="https://api.pinference.ai/api/v1", key_variable="PRIME_API_KEY", body={"usage": {"include": True}}
+    ),
+}
+
+Origin = tuple[str, str, int]
+"""Scheme, host and port: what a key is meant for."""
+
+
+def origin_of(base_url: str) -> Origin:
+    """The origin of a URL that is safe to send a key to if the origin is.
+
+    Raises:
+        ConfigurationError: for anything that two parsers could read differently, and for what is no HTTP URL.
+    """
+    parts, port = None, None
+    if base_url.isascii() and base_url.isprintable() and not set(base_url) & set(' \\"<>^`{|}'):
+        try:
+            parts = urlsplit(base_url)
+            port = parts.port  # raises, as urlsplit does, for what is none
+        except ValueError:
+            parts = None
+    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigurationError(
+            f'base_url must be an http or https URL such as "http://127.0.0.1:8000/v1", not {_shown(base_url)!r}'
+        )
+    if "@" in parts.netloc:
+        raise ConfigurationError("base_url must not carry a user or password: give api_key= or default_headers=")
+    if parts.query or parts.fragment:
+        raise ConfigurationError("base_url must not carry a query: give default_query=")
+    return parts.scheme, parts.hostname, port if port is not None else {"http": 80, "https": 443}[parts.scheme]
+
+
+def _shown(base_url: str) -> str:
+    return base_url.rpartition("@")[2][:100]
+
+
+def is_openai(origin: Origin) -> bool:
+    """Whether this is OpenAI's own API, one of its regions included."""
+    scheme, host, port = origin
+    return scheme == "https" and port == 443 and (host == "api.openai.com" or host.endswith(".api.openai.com"))
+
+
+def is_ambient(origin: Origin) -> bool:
+    """Whether what OPENAI_* variables say (key, organization, headers) is meant for this origin."""
+    named = os.environ.get("OPENAI_BASE_URL", "").strip()
+    return is_openai(origin) or (bool(named) and origin_of(named) == origin)
+
+
+def key_variable_for(origin: Origin) -> str | None:
+    """The environment variable whose key is meant for `origin`, or None for a host of the caller's own."""
+    if is_ambient(origin):
+        return "OPENAI_API_KEY"
+    for preset in PRESETS.values():
+        if preset.base_url is not None and preset.key_variable is not None and origin_of(preset.base_url) == origin:
+            return preset.key_variable
+    return None
+
+
+def needs_key(origin: Origin) -> bool:
+    """Whether a request to `origin` is hopeless without a key."""
+    return is_openai(origin) or any(
+        preset.base_url is not None and origin_of(preset.base_url) == origin for preset in PRESETS.values()
+    )
+
+
+def key_from_environment(origin: Origin) -> str | None:
+    """The key in the environment that is meant for `origin`, if there is one."""
+    variable = key_variable_for(origin)
+    return (os.environ.get(variable, "").strip() or None) if variable is not None else None
+
+
+def checked_key(key: str) -> str:
+    """`key` without surrounding white space.
+
+    Raises:
+        ConfigurationError: if it can't stand in a header. The message does not show it.
+    """
+    key = key.strip()
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise ConfigurationError(
+            "api_key holds characters that no HTTP header can carry: is it the key, whole and alone?"
+        )
+    return key
+
+
+def header_problem(name: object, value: object) -> str | None:
+    """Why this can't be a header, or None if it can. Does not show the value."""
+    if not isinstance(name, str) or not isinstance(value, str):
+        return f"header {name!r} must be a str with a str value"
+    if not name or not name.isascii() or not name.isprintable() or set(name) & set(' :"') or not value.isprintable():
+        return f"header {name!r} holds characters that no HTTP header can carry"
+    return None
+
+
+def missing_key(backend: str, variable: str | None) -> ConfigurationError:
+    """How to get going without a key."""
+    where = f"set {variable}" if variable else "set the key's environment variable"
+    return ConfigurationError(
+        f'backend="{backend}" needs an API key. Three ways to get going: {where}, or pass '
+        'backend_kwargs={"api_key": ...}; use a local server, backend="vllm", backend_kwargs={"base_url": '
+        '"http://127.0.0.1:8000/v1", "model_name": ...}; or try the library without any model, backend="offline".'
+    )

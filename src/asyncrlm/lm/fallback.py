@@ -1,0 +1,95 @@
+"""Several clients as one: the later ones stand in when the first fails."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from asyncrlm.errors import LMError, LMErrorKind
+
+from .base import LMClient, LMReply, LMRequest, LMUsage
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asyncrlm.ledger import Price
+
+OWN_FAULT: frozenset[LMErrorKind] = frozenset({"bad_request"})
+"""Failures that are the request's fault: another model would refuse it too."""
+
+
+class FallbackClient(LMClient):
+    """Asks `clients` in order until one replies.
+
+    When all have failed, the error says what each said; it is retryable if one of theirs is.
+    `prices` are the clients' own: a reply without a cost is priced by the client that gave it.
+    """
+
+    def __init__(self, clients: Sequence[LMClient], *, prices: Sequence[Price | None] | None = None) -> None:
+        if not clients:
+            raise ValueError("a fallback needs at least one client")
+        self.model = clients[0].model
+        self._clients = tuple(clients)
+        self._prices = tuple(prices) if prices is not None else (None,) * len(clients)
+
+    @property
+    def account(self) -> str:
+        return "+".join(client.account for client in self._clients)
+
+    @property
+    def needs_price(self) -> bool:
+        return any(client.needs_price for client in self._clients)
+
+    async def acomplete(self, request: LMRequest) -> LMReply:
+        failures: list[tuple[LMClient, LMError]] = []
+        for client, price in zip(self._clients, self._prices, strict=True):
+            try:
+                reply = await client.acomplete(request)
+            except LMError as error:
+                if error.kind in OWN_FAULT:
+                    raise
+                failures.append((client, error))
+            else:
+                return _priced(reply, client, price)
+        raise _all_failed(failures)
+
+    async def aclose(self) -> None:
+        for client in self._clients:
+            await client.aclose()
+
+    def __repr__(self) -> str:
+        return f"<FallbackClient {', '.join(client.model for client in self._clients)}>"
+
+
+def _priced(reply: LMReply, client: LMClient, price: Price | None) -> LMReply:
+    usage = reply.usage
+    cost = usage.cost
+    if cost is None and price is not None and usage.input_tokens is not None and usage.output_tokens is not None:
+        cost = cost_of(price, usage)
+    return msgspec.structs.replace(
+        reply, model=reply.model or client.model, usage=msgspec.structs.replace(usage, cost=cost)
+    )
+
+
+def cost_of(price: Price, usage: LMUsage) -> float:
+    """USD of a reply that says what it used."""
+    entered, cached = usage.input_tokens or 0, min(usage.cached_tokens or 0, usage.input_tokens or 0)
+    per_cached = price.input if price.cached is None else price.cached
+    return ((entered - cached) * price.input + cached * per_cached + (usage.output_tokens or 0) * price.output) / 1e6
+
+
+def _all_failed(failures: Sequence[tuple[LMClient, LMError]]) -> LMError:
+    first = failures[0][1]
+    waits = [error.retry_after for _, error in failures if error.retryable and error.retry_after is not None]
+    retryable = any(error.retryable for _, error in failures)
+    all_wait = retryable and len(waits) == sum(error.retryable for _, error in failures)
+    kinds: list[LMErrorKind] = [error.kind for _, error in failures if error.retryable]
+    return LMError(
+        "all models failed: " + "; ".join(f"{client.model}: {error}" for client, error in failures),
+        kind=kinds[0] if kinds else first.kind,
+        status=first.status,
+        retryable=retryable,
+        retry_after=min(waits) if all_wait else None,
+        charged=any(error.charged for _, error in failures),
+    )

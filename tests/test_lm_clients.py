@@ -1,0 +1,520 @@
+"""Naming a client: what is checked, which key goes where, who answers what, what it costs."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import anyio
+import pytest
+
+from asyncrlm.errors import ConfigurationError, LMError
+from asyncrlm.ledger import Price
+from asyncrlm.lm import catalog
+from asyncrlm.lm.base import LMClient, LMReply, LMRequest, LMUsage, Message
+from asyncrlm.lm.callable import CallableClient
+from asyncrlm.lm.clients import BACKENDS, client_spec
+from asyncrlm.lm.endpoints import PRESETS, key_from_environment, origin_of
+from asyncrlm.lm.fallback import FallbackClient, cost_of
+from asyncrlm.lm.routing import Router
+from asyncrlm.testing import ScriptedLM
+
+pytestmark = pytest.mark.anyio
+
+REQUEST = LMRequest(messages=(Message("system", "s"), Message("user", "u")))
+VARIABLES = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENROUTER_API_KEY", "AI_GATEWAY_API_KEY", "PRIME_API_KEY")
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+async def echo(messages: list[dict[str, str]]) -> str:
+    return messages[-1]["content"]
+
+
+# --- what is refused, and how it says what is right -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("backend", "kwargs", "said"),
+    [
+        ("openai", None, r"needs an API key.*OPENAI_API_KEY.*vllm.*offline"),
+        ("openrouter", {"model_name": "m"}, "OPENROUTER_API_KEY"),
+        ("vercel", {"model_name": "m"}, "AI_GATEWAY_API_KEY"),
+        ("prime", {"model_name": "m"}, "PRIME_API_KEY"),
+        ("openai", {"api_key": "  "}, "needs an API key"),
+        ("vllm", {"model_name": "m"}, "base_url"),
+        ("vllm", {"base_url": "http://h/v1"}, "model_name"),
+        ("openrouter", {"api_key": "k"}, "model_name"),
+        ("opena", None, "did you mean 'openai'.*known: openai, vllm"),
+        ("gpt", None, "known: openai"),
+        ("anthropic", None, "later release"),
+        ("gemini/gemini-4", None, "later release"),
+        ("openai", {"api_kei": "k"}, "did you mean 'api_key'.*known: .*base_url"),
+        ("openai", {"api_key": "k", "provider": object()}, "provider is not supported yet"),
+        ("openai", {"api_key": "k", "max_retries": -1}, "max_retries"),
+        ("openai", {"api_key": "k", "timeout": 0}, "timeout"),
+        ("openai", {"api_key": "k", "timeout": float("nan")}, "timeout"),
+        ("openai", {"api_key": 5}, "api_key must be"),
+        ("openai", {"api_key": "two words"}, "no HTTP header"),
+        ("openai", {"api_key": "schlüssel"}, "no HTTP header"),
+        ("openai", {"api_key": "k", "context_window": 0}, "context_window"),
+        ("openai", {"api_key": "k", "price": 5}, "price must be"),
+        ("openai", {"api_key": "k", "price": (1, -1)}, "price must be"),
+        ("openai", {"api_key": "k", "price": {"input": 1}}, "price must be"),
+        ("openai", {"api_key": "k", "price": {"input": 1, "output": 1, "out": 1}}, "price must be"),
+        ("openai", {"api_key": "k", "price": {"input": 1, "output": float("inf")}}, "price must be"),
+        ("openai", {"api_key": "k", "sampling_args": {"model": "x"}}, "model_name"),
+        ("openai", {"api_key": "k", "sampling_args": {"stream": True}}, "taken whole"),
+        ("openai", {"api_key": "k", "sampling_args": [1]}, "must be a dict"),
+        ("openai", {"api_key": "k", "sampling_args": {"timeout": "soon"}}, "timeout in sampling_args"),
+        ("openai", {"api_key": "k", "default_headers": ["x"]}, "default_headers must be a dict"),
+        ("openai", {"api_key": "k", "base_url": "http://x/v1", "data_residency": "eu"}, "data_residency"),
+        ("openai/gpt-5", {"api_key": "k", "model_name": "gpt-4"}, "two models"),
+        ("openai", [{}], "list of backends"),
+        (5, None, "backend must be"),
+        ([], None, "at least one"),
+        ([["openai"]], None, "another list"),
+        (["openai", "vllm"], {"api_key": "k"}, "a list too"),
+        (["openai", "vllm"], [{}], "2 backends but 1"),
+        (lambda messages: "x", None, "not async"),
+        (echo, {"base_url": "x"}, "known: context_window, price"),
+        (ScriptedLM([]), {"model_name": "x"}, "known: context_window, price"),
+    ],
+)
+def test_what_is_wrong_is_named_with_what_is_right(backend: Any, kwargs: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said) as caught:
+        client_spec(backend, kwargs)
+    assert "sk-" not in str(caught.value)
+
+
+def test_sampling_args_can_not_reach_a_callable() -> None:
+    with pytest.raises(ConfigurationError, match="only the messages"):
+        client_spec(echo, None, {"temperature": 0})
+
+
+@pytest.mark.parametrize("backend", ["openai", "openai/gpt-5", *[f"{name}/m" for name in PRESETS]])
+def test_every_preset_can_be_named(backend: str) -> None:
+    kwargs = {"api_key": "k"} | ({"base_url": "http://h:1/v1"} if backend.startswith("vllm") else {})
+    spec = client_spec(backend, kwargs)
+    assert spec.backend == backend.partition("/")[0]
+    assert spec.model == (backend.partition("/")[2] or PRESETS["openai"].default_model)
+    assert spec.needs_price
+    assert repr(spec) == f"<ClientSpec {spec.backend}: {spec.model}>"
+    assert set(BACKENDS) >= set(PRESETS)
+
+
+def test_retries_price_and_window_are_taken() -> None:
+    spec = client_spec("openai/gpt-5", {"api_key": "k"})
+    assert (spec.price, spec.window, spec.attempts) == (Price(1.25, 0.125, 10.0), 272_000, 6)
+    given = {"api_key": "k", "max_retries": 0, "price": {"input": 1, "output": 2, "cached": 0.5}, "context_window": 9}
+    spec = client_spec("openai/gpt-5", given)
+    assert (spec.price, spec.window, spec.attempts) == (Price(input=1, cached=0.5, output=2), 9, 1)
+    assert client_spec("openai/x", {"api_key": "k", "price": (1, 2)}).price == Price(input=1, output=2)
+    assert client_spec("openai/x", {"api_key": "k", "price": Price(3.0)}).price == Price(3.0)
+    assert client_spec("openai/x", {"api_key": "k"}).price is None
+    assert given == {
+        "api_key": "k",
+        "max_retries": 0,
+        "price": {"input": 1, "output": 2, "cached": 0.5},
+        "context_window": 9,
+    }
+
+
+# --- which key goes where ---------------------------------------------------------------------------------------------
+
+
+def test_a_preset_takes_its_own_key_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        if name != "OPENAI_BASE_URL":
+            monkeypatch.setenv(name, f"{name}-value")
+    for preset in PRESETS.values():
+        if preset.base_url is not None:
+            assert key_from_environment(origin_of(preset.base_url)) == f"{preset.key_variable}-value"
+
+
+@pytest.mark.parametrize(
+    "base_url",
+    [
+        "https://api.openai.com.evil.example/v1",
+        "https://evil.example/api.openai.com/v1",
+        "https://api-openai.com/v1",
+        "https://xapi.openai.com/v1",
+        "https://api.openai.com.:443/v1",
+        "https://api.openai.com:8443/v1",
+        "http://api.openai.com/v1",
+        "https://127.0.0.1/v1",
+        "https://openai.com/v1",
+    ],
+)
+def test_the_key_in_the_environment_goes_to_no_other_host(base_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        if name != "OPENAI_BASE_URL":
+            monkeypatch.setenv(name, "the-key")
+    assert key_from_environment(origin_of(base_url)) is None
+
+
+@pytest.mark.parametrize(
+    "base_url",
+    [
+        "https://api.openai.com/v1/",
+        "https://API.OpenAI.com/v1",
+        "HTTPS://api.openai.com:443/v1",
+        "https://eu.api.openai.com/v1",
+    ],
+)
+def test_other_spellings_of_the_right_host_get_it(base_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", " the-key\n")
+    assert key_from_environment(origin_of(base_url)) == "the-key"
+
+
+@pytest.mark.parametrize(
+    "base_url",
+    [
+        "https://user:s3cret@api.openai.com/v1",
+        "https://api.openai.com@evil.example/v1",
+        "https://evil.example\\@api.openai.com/v1",
+        "https://api.openai.com/v1?x=1",
+        "https://api.openai.com/v1#x",
+        "https://api.openai.com /v1",
+        "https://api.openai.com\t/v1",
+        "https://\u0430pi.openai.com/v1",
+        "ftp://api.openai.com/v1",
+        "api.openai.com/v1",
+        "https:///v1",
+        "https://[::1/v1",
+        "https://h:port/v1",
+        "",
+    ],
+)
+def test_urls_that_can_be_read_in_two_ways_are_refused(base_url: str) -> None:
+    with pytest.raises(ConfigurationError, match="base_url must") as caught:
+        client_spec("openai", {"api_key": "k", "base_url": base_url})
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_preset_sent_elsewhere_leaves_its_key_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENROUTER_API_KEY", "router-key-0123")
+    monkeypatch.setenv("OPENAI_API_KEY", "openai-key-0123")
+    elsewhere = client_spec("openrouter/m", {"base_url": "http://127.0.0.1:1/v1"})
+    unnamed = client_spec("vllm/m", {"base_url": "http://127.0.0.1:1/v1"})
+    assert elsewhere.key == unnamed.key
+    by_url = client_spec("openai/m", {"base_url": "https://openrouter.ai/api/v1"})
+    by_name = client_spec("openrouter/m")
+    assert by_url.key == by_name.key
+
+
+def test_a_header_may_stand_for_the_key() -> None:
+    client_spec("openai", {"default_headers": {"Authorization": "Bearer x"}})
+
+
+def test_keys_and_hosts_tell_specs_apart_without_showing() -> None:
+    keys = {
+        client_spec("openai/m", {"api_key": "secret-one"}).key,
+        client_spec("openai/m", {"api_key": "secret-two"}).key,
+        client_spec("openai/n", {"api_key": "secret-one"}).key,
+        client_spec("openai/m", {"api_key": "secret-one"}, {"temperature": 1}).key,
+        client_spec("openai/m", {"api_key": "secret-one", "base_url": "http://h/v1"}).key,
+    }
+    assert len(keys) == 5
+    assert "secret" not in repr(keys)
+    assert client_spec("openai/m", {"api_key": "secret-one"}).key in keys
+
+
+# --- callables, objects, fallbacks ------------------------------------------------------------------------------------
+
+
+class Asker:
+    async def __call__(self, messages: list[dict[str, str]]) -> str:
+        return f"asked {len(messages)}"
+
+
+@pytest.mark.parametrize(
+    ("function", "text", "model"),
+    [
+        (echo, "u", "echo"),
+        (Asker(), "asked 2", "Asker"),
+        (functools.partial(echo), "u", "partial"),
+    ],
+)
+async def test_a_callable_is_asked_with_plain_messages(function: Any, text: str, model: str) -> None:
+    spec = client_spec(function)
+    assert (spec.model, spec.needs_price, spec.price) == (model, False, Price(0.0))
+    async with spec.open() as client:
+        assert await client.acomplete(REQUEST) == LMReply(text=text)
+    assert repr(client) == f"<CallableClient {model}>"
+
+
+async def test_a_callable_may_be_named_and_say_what_it_used() -> None:
+    reply = LMReply(text="x", usage=LMUsage(input_tokens=1))
+
+    async def model(messages: list[dict[str, str]]) -> LMReply:
+        return reply
+
+    spec = client_spec(model, {"model_name": "mine", "price": (1, 2), "context_window": 100})
+    assert (spec.model, spec.window, spec.price) == ("mine", 100, Price(input=1, output=2))
+    async with spec.open() as client:
+        assert await client.acomplete(REQUEST) is reply
+
+
+@pytest.mark.parametrize("error", [ValueError("bug"), LMError("busy", kind="rate_limit", retryable=True)])
+async def test_what_a_callable_raises_is_an_lm_error_with_its_cause(error: Exception) -> None:
+    async def model(messages: list[dict[str, str]]) -> str:
+        raise error
+
+    with pytest.raises(LMError) as caught:
+        await CallableClient(model).acomplete(REQUEST)
+    if isinstance(error, LMError):
+        assert caught.value is error
+    else:
+        assert (caught.value.kind, caught.value.retryable, caught.value.__cause__) == ("other", False, error)
+        assert "ValueError: bug" in str(caught.value)
+
+
+async def test_a_callable_that_returns_something_else_is_told() -> None:
+    async def model(messages: list[dict[str, str]]) -> Any:
+        return 5
+
+    with pytest.raises(LMError, match="returned int") as caught:
+        await CallableClient(model).acomplete(REQUEST)
+    assert caught.value.kind == "bad_reply"
+
+
+async def test_a_cancelled_callable_is_cancelled() -> None:
+    async def model(messages: list[dict[str, str]]) -> str:
+        await anyio.sleep(60)
+        return ""
+
+    with anyio.move_on_after(0.01) as scope:
+        await CallableClient(model).acomplete(REQUEST)
+    assert scope.cancelled_caught
+
+
+async def test_a_client_object_is_used_as_it_is_and_not_closed() -> None:
+    closed: list[bool] = []
+
+    class Mine(ScriptedLM):
+        async def aclose(self) -> None:
+            closed.append(True)
+
+    lm = Mine(["a", "b"], model="mine", needs_price=True)
+    spec = client_spec(lm)
+    assert (spec.model, spec.needs_price, spec.price) == ("mine", True, None)
+    async with spec.open() as client:
+        assert client is lm
+    with_args = client_spec(lm, {"sampling_args": {"a": 1, "b": 1}}, {"b": 2})
+    async with with_args.open() as client:
+        await client.acomplete(LMRequest(messages=REQUEST.messages, sampling_args={"c": 3}, output_cap=4))
+        assert (client.model, client.account, client.needs_price) == (lm.model, lm.account, True)
+    assert (lm.calls[0].sampling_args, lm.calls[0].output_cap) == ({"a": 1, "b": 2, "c": 3}, 4)
+    assert closed == []
+
+
+def failing(kind: Any, **details: Any) -> ScriptedLM:
+    return ScriptedLM([LMError(f"{kind} failed", kind=kind, **details)] * 9, model=f"model-{kind}")
+
+
+async def test_the_next_one_answers_when_the_first_fails() -> None:
+    broken, works = failing("authentication"), ScriptedLM(["fine"], model="works")
+    spec = client_spec([broken, works, ScriptedLM([])])
+    assert (spec.model, spec.backend) == ("model-authentication", "fallback")
+    async with spec.open() as client:
+        reply = await client.acomplete(REQUEST)
+        assert (reply.text, reply.model) == ("fine", "works")
+        assert "model-authentication, works" in repr(client)
+        assert client.account.count("+") == 2
+
+
+async def test_a_request_that_is_wrong_is_not_passed_on() -> None:
+    spare = ScriptedLM(["never"])
+    with pytest.raises(LMError, match="bad_request"):
+        await FallbackClient([failing("bad_request"), spare]).acomplete(REQUEST)
+    assert spare.calls == []
+
+
+async def test_when_all_fail_each_is_heard() -> None:
+    busy = failing("rate_limit", retryable=True, retry_after=3.0)
+    slow = failing("timeout", retryable=True, retry_after=9.0, charged=True)
+    with pytest.raises(LMError, match=r"model-quota: quota failed; .*rate_limit failed; .*timeout failed") as caught:
+        await FallbackClient([failing("quota"), busy, slow]).acomplete(REQUEST)
+    error = caught.value
+    assert (error.kind, error.retryable, error.retry_after, error.charged) == ("rate_limit", True, 3.0, True)
+    with pytest.raises(LMError) as caught:
+        await FallbackClient([failing("quota"), failing("permission")]).acomplete(REQUEST)
+    assert (caught.value.kind, caught.value.retryable, caught.value.retry_after) == ("quota", False, None)
+    with pytest.raises(LMError) as caught:
+        await FallbackClient([busy, failing("server", retryable=True)]).acomplete(REQUEST)
+    assert caught.value.retry_after is None
+
+
+async def test_a_reply_is_priced_by_the_model_that_gave_it() -> None:
+    usage = LMUsage(input_tokens=1_000, cached_tokens=500, output_tokens=100)
+    cheap = ScriptedLM([LMReply(text="x", usage=usage)] * 2, model="cheap")
+    spec = client_spec(
+        [failing("server"), cheap], [{"price": (100, 100)}, {"price": {"input": 2, "output": 4, "cached": 1}}]
+    )
+    assert spec.price == Price(input=100, cached=100, output=100)
+    async with spec.open() as client:
+        cost = (await client.acomplete(REQUEST)).usage.cost
+    assert cost == pytest.approx((500 * 2 + 500 * 1 + 100 * 4) / 1e6)
+    assert cost_of(Price(1.0), LMUsage(input_tokens=10, cached_tokens=99)) == pytest.approx(10e-6)
+
+
+async def test_fallbacks_close_what_is_theirs_and_need_one_at_least() -> None:
+    closed: list[str] = []
+
+    class Closing(ScriptedLM):
+        async def aclose(self) -> None:
+            closed.append(self.model)
+
+    await FallbackClient([Closing([], model="a"), Closing([], model="b")]).aclose()
+    assert closed == ["a", "b"]
+    with pytest.raises(ValueError, match="at least one"):
+        FallbackClient([])
+
+
+def test_fallbacks_are_as_dear_as_the_dearest_and_as_short_as_the_shortest() -> None:
+    free, paid = ScriptedLM([]), ScriptedLM([], needs_price=True)
+    both = client_spec([free, paid], [{"context_window": 50}, {"price": (3, 4), "context_window": 40}])
+    assert (both.needs_price, both.price, both.window) == (True, Price(input=3, cached=3, output=4), 40)
+    unknown = client_spec([free, paid])
+    assert (unknown.price, unknown.window) == (None, None)
+    assert client_spec([paid], [{"price": (3, 4)}]).backend == "ScriptedLM"
+    assert not client_spec([free, echo], None).needs_price
+
+
+# --- routing ----------------------------------------------------------------------------------------------------------
+
+
+def named(*names: str) -> list[Any]:
+    return [client_spec(ScriptedLM([], model=name)) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("names", "roots", "subs"),
+    [
+        (["r"], ["r", "r", "r"], ["r", "r", "r"]),
+        (["r", "a"], ["r", "a", "a"], ["a", "a", "a"]),
+        (["r", "a", "b"], ["r", "a", "b"], ["a", "b", "b"]),
+    ],
+)
+def test_models_by_depth(names: list[str], roots: list[str], subs: list[str]) -> None:
+    root, *others = named(*names)
+    router = Router(root, others)
+    assert [router.root(depth).model for depth in range(3)] == roots
+    assert [router.sub(depth).model for depth in (1, 2, 3)] == subs
+    assert router.sub(0) is router.sub(1)
+    assert router.names == tuple(names)
+
+
+def test_models_by_name_and_unknown_ones() -> None:
+    root, *others = named("big", "small", "small/er", "big")
+    router = Router(root, others)
+    assert router.sub(1, "small") is others[0]
+    assert router.sub(1, "small/er") is others[1]
+    assert router.sub(2, "ScriptedLM/small") is others[0]
+    assert router.sub(1, "big") is others[2]
+    assert router.root(1, "big") is others[2]
+    assert router.names == ("big", "small", "small/er")
+    assert repr(router) == "<Router big, small, small/er>"
+    for unknown in ("tiny", "", "Small", "smal"):
+        with pytest.raises(LMError, match="known: big, small, small/er") as caught:
+            router.sub(1, unknown)
+        assert (caught.value.kind, caught.value.retryable) == ("unknown_model", False)
+
+
+def test_a_router_from_the_constructors_arguments() -> None:
+    one, two, three = (ScriptedLM([], model=name) for name in ("one", "two", "three"))
+    assert Router.of(one).names == ("one",)
+    assert Router.of(one, other_backends=[two, three]).names == ("one", "two", "three")
+    alone = Router.of(one, sampling_args={"a": 1}, sub_sampling_args={"b": 2})
+    assert len(alone.specs) == 2
+    assert alone.sub(1).model == "one"
+    assert Router.of("openai/m", {"api_key": "k"}, ["openai/n"], [{"api_key": "k"}]).names == ("m", "n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"other_backend_kwargs": [{}]}, "no other_backends"),
+        ({"other_backends": "openai"}, "must be a list"),
+        ({"other_backends": [echo], "other_backend_kwargs": [{}, {}]}, "list of 1 dicts"),
+        ({"other_backends": [echo], "other_backend_kwargs": {"price": 1}}, "list of 1 dicts"),
+    ],
+)
+def test_a_router_says_what_is_wrong(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        Router.of(echo, **arguments)
+
+
+# --- the catalogue ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "entry"),
+    [
+        ("gpt-5", "gpt-5"),
+        ("GPT-5", "gpt-5"),
+        ("gpt-5-2025-08-07", "gpt-5"),
+        ("gpt-5-latest", "gpt-5"),
+        ("openai/gpt-5-mini", "gpt-5-mini"),
+        ("gpt-5-mini-2025-08-07", "gpt-5-mini"),
+        ("gpt-5-pro", "gpt-5-pro"),
+        ("gpt-5.4-nano", "gpt-5.4-nano"),
+        ("claude-opus-4-5-20251101", "claude-opus-4-5"),
+        ("anthropic/claude-opus-4.5", "claude-opus-4-5"),
+        ("gemini-2.5-flash-002", "gemini-2.5-flash"),
+        ("gpt-5-ultra", None),
+        ("gpt-5-32", None),
+        ("gpt-5.9", None),
+        ("gpt-5-", None),
+        ("my-gpt-5", None),
+        ("gpt-50", None),
+        ("gpt", None),
+        ("someone/gpt-5", None),
+        ("openai/gpt-5:free", None),
+        ("gpt-5-mini-latest-2025", None),
+        ("claude-opus-4", None),
+        ("", None),
+        ("/", None),
+    ],
+)
+def test_names_are_compared_by_segments(model: str, entry: str | None) -> None:
+    found = catalog.find(model)
+    assert (found.name if found else None) == entry
+    assert (catalog.window(model) is None) == (catalog.price(model) is None) == (entry is None)
+
+
+def test_the_default_model_is_in_the_catalogue() -> None:
+    model = PRESETS["openai"].default_model
+    assert model is not None
+    assert catalog.price(model) is not None
+
+
+def test_no_two_lines_of_the_catalogue_share_a_name() -> None:
+    table: Any = catalog._TABLE  # pyright: ignore[reportPrivateUsage]
+    assert len({entry.name.replace(".", "-") for entry in table}) == len(table)
+    assert all(entry.cached is None or 0 <= entry.cached <= entry.input for entry in table)
+    assert all(entry.window > 0 for entry in table)
+
+
+def test_a_client_is_what_the_base_class_says() -> None:
+    class Least(LMClient):
+        model = "least"
+
+        async def acomplete(self, request: LMRequest) -> LMReply:
+            return LMReply(text="")
+
+    assert (client_spec(Least()).needs_price, Least().account) == (True, "Least:least")
+
+
+async def test_the_offline_model_is_a_backend_like_any_other() -> None:
+    spec = client_spec("offline")
+    assert (spec.model, spec.backend, spec.needs_price, spec.price) == ("offline", "offline", False, Price(0.0))
+    async with spec.open() as client:
+        assert (await client.acomplete(REQUEST)).text
+    with pytest.raises(ConfigurationError, match="known"):
+        client_spec("offline", {"api_key": "k"})
