@@ -24,6 +24,7 @@ class PlainScope:
     def __init__(self, **attributes: Any) -> None:
         self.__dict__.update(attributes)
         self.stack = contextlib.AsyncExitStack()
+        self.lock = anyio.Lock()
         self.values: dict[Hashable, Any] = {}
 
     async def __aenter__(self) -> PlainScope:
@@ -34,8 +35,9 @@ class PlainScope:
             await self.stack.aclose()
 
     async def shared(self, key: Hashable, factory: Callable[[], AbstractAsyncContextManager[Any]]) -> Any:
-        if key not in self.values:
-            self.values[key] = await self.stack.enter_async_context(factory())
+        async with self.lock:
+            if key not in self.values:
+                self.values[key] = await self.stack.enter_async_context(factory())
         return self.values[key]
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -71,6 +70,8 @@ async def echo(messages: list[dict[str, str]]) -> str:
         ("openai", {"api_key": "k", "sampling_args": {"model": "x"}}, "model_name"),
         ("openai", {"api_key": "k", "sampling_args": {"stream": True}}, "taken whole"),
         ("openai", {"api_key": "k", "sampling_args": [1]}, "must be a dict"),
+        ("openai", {"api_key": "k", "sampling_args": {"timeout": "soon"}}, "timeout in sampling_args"),
+        ("openai", {"api_key": "k", "default_headers": ["x"]}, "default_headers must be a dict"),
         ("openai", {"api_key": "k", "base_url": "http://x/v1", "data_residency": "eu"}, "data_residency"),
         ("openai/gpt-5", {"api_key": "k", "model_name": "gpt-4"}, "two models"),
         ("openai", [{}], "list of backends"),
@@ -180,7 +181,7 @@ def test_other_spellings_of_the_right_host_get_it(base_url: str, monkeypatch: py
         "https://api.openai.com/v1#x",
         "https://api.openai.com /v1",
         "https://api.openai.com\t/v1",
-        "https://аpi.openai.com/v1",
+        "https://\u0430pi.openai.com/v1",
         "ftp://api.openai.com/v1",
         "api.openai.com/v1",
         "https:///v1",
@@ -337,7 +338,7 @@ async def test_a_request_that_is_wrong_is_not_passed_on() -> None:
 async def test_when_all_fail_each_is_heard() -> None:
     busy = failing("rate_limit", retryable=True, retry_after=3.0)
     slow = failing("timeout", retryable=True, retry_after=9.0, charged=True)
-    with pytest.raises(LMError, match="model-quota: quota failed; .*rate_limit failed; .*timeout failed") as caught:
+    with pytest.raises(LMError, match=r"model-quota: quota failed; .*rate_limit failed; .*timeout failed") as caught:
         await FallbackClient([failing("quota"), busy, slow]).acomplete(REQUEST)
     error = caught.value
     assert (error.kind, error.retryable, error.retry_after, error.charged) == ("rate_limit", True, 3.0, True)
@@ -507,5 +508,13 @@ def test_a_client_is_what_the_base_class_says() -> None:
         async def acomplete(self, request: LMRequest) -> LMReply:
             return LMReply(text="")
 
-    spec: Callable[..., Any] = client_spec
-    assert (spec(Least()).needs_price, Least().account) == (True, "Least:least")
+    assert (client_spec(Least()).needs_price, Least().account) == (True, "Least:least")
+
+
+async def test_the_offline_model_is_a_backend_like_any_other() -> None:
+    spec = client_spec("offline")
+    assert (spec.model, spec.backend, spec.needs_price, spec.price) == ("offline", "offline", False, Price(0.0))
+    async with spec.open() as client:
+        assert (await client.acomplete(REQUEST)).text
+    with pytest.raises(ConfigurationError, match="known"):
+        client_spec("offline", {"api_key": "k"})

@@ -9,9 +9,8 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import httpx2
@@ -26,6 +25,9 @@ from asyncrlm.lm.openai_client import MAX_CONNECTIONS, OpenAIClient, _connection
 from asyncrlm.lm.openai_spec import REFUSED_SDK_KWARGS, SDK_KWARGS
 from asyncrlm.lm.pacing import Gate, Pacer, reply_text
 from asyncrlm.testing import FakeOpenAIServer, FakeReply
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
 
 pytestmark = pytest.mark.anyio
 
@@ -167,13 +169,18 @@ async def test_a_key_may_be_an_async_callable() -> None:
     keys = iter(["first-key", " second-key\n", "bad key"])
 
     async def key() -> str:
-        return next(keys)
+        key = next(keys, None)
+        if key is None:
+            raise LookupError("no more keys")
+        return key
 
     async with serving("a", "b", api_key=key) as (server, client):
         for _ in range(2):
             await client.acomplete(ask())
-        with pytest.raises(ConfigurationError, match="no HTTP header"):
-            await client.acomplete(ask())
+        for said in ("no HTTP header", "LookupError in the api_key function"):
+            with pytest.raises(LMError, match=said) as caught:
+                await client.acomplete(ask())
+            assert (caught.value.kind, caught.value.retryable) == ("authentication", False)
     assert [seen.headers["authorization"] for seen in server.requests] == ["Bearer first-key", "Bearer second-key"]
 
 
@@ -249,7 +256,7 @@ async def test_nobody_there_is_a_connection_error_that_cost_nothing() -> None:
     async with FakeOpenAIServer([]) as gone:
         spec = spec_for(gone)
     async with spec.open() as client:
-        with pytest.raises(LMError, match="no connection to 127.0.0.1") as caught:
+        with pytest.raises(LMError, match=r"no connection to 127\.0\.0\.1") as caught:
             await client.acomplete(ask())
     error = caught.value
     assert (error.kind, error.retryable, error.charged) == ("connection", True, False)
@@ -310,12 +317,21 @@ async def test_no_secret_shows_up_anywhere(caplog: pytest.LogCaptureFixture) -> 
     assert secret not in caplog.text
 
 
-@pytest.mark.parametrize("headers", [{"x-a": "one\r\nx-b: two"}, {"x\n": "a"}, {"bäd": "a"}])
-async def test_headers_that_no_request_can_carry_are_refused(headers: dict[str, str]) -> None:
+@pytest.mark.parametrize("headers", [{"x-a": "one\r\nx-b: two"}, {"x\n": "a"}, {"bäd": "a"}, {"x": 5}, {5: "x"}])
+async def test_headers_that_no_request_can_carry_are_refused(headers: dict[Any, Any]) -> None:
     async with serving("a") as (server, client):
-        with pytest.raises(ConfigurationError, match="header"):
+        with pytest.raises(LMError, match="header") as caught:
             await client.acomplete(ask(sampling_args={"extra_headers": headers}))
-    assert server.requests == []
+        with pytest.raises(ConfigurationError, match="default_headers"):
+            spec_for(server, default_headers=headers)
+    assert (caught.value.kind, server.requests) == ("bad_request", [])
+
+
+async def test_a_header_of_none_is_left_out() -> None:
+    async with serving("a", default_headers={"x-a": "1", "x-b": "2"}) as (server, client):
+        await client.acomplete(ask(sampling_args={"extra_headers": {"X-A": None}}))
+    assert "x-a" not in server.requests[0].headers
+    assert server.requests[0].headers["x-b"] == "2"
 
 
 # --- connections ------------------------------------------------------------------------------------------------------

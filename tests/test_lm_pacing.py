@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
@@ -17,6 +16,9 @@ from asyncrlm.ledger import Ledger, Need, Price
 from asyncrlm.lm.base import LMReply, LMRequest, LMUsage, Message
 from asyncrlm.lm.pacing import MAX_BACKOFF, Gate, Pacer, Pacers, backoff
 from asyncrlm.testing import ScriptedLM
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 pytestmark = pytest.mark.anyio
 
@@ -73,7 +75,7 @@ async def test_permits_go_first_come_first_served() -> None:
     async with anyio.create_task_group() as tasks:
         for number in range(5):
             tasks.start_soon(one, number)
-            await settled(lambda: gate.waiting == number + 1)
+            await settled(lambda number=number: gate.waiting == number + 1)
         assert not gate.acquire_nowait()
         gate.release()
     assert order == list(range(5))

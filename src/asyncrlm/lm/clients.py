@@ -13,6 +13,7 @@ from .base import LMClient, LMReply, LMRequest
 from .callable import CallableClient
 from .endpoints import PRESETS
 from .fallback import FallbackClient
+from .openai_client import fingerprint
 from .openai_spec import openai_spec
 from .spec import OUR_KWARGS, ClientSpec, Shared, checked_sampling, price_and_window, refuse_unknown
 
@@ -103,7 +104,7 @@ def _object_spec(
     return ClientSpec(
         model=client.model,
         backend=backend,
-        key=("object", id(client), repr(sorted(sampling.items()))),
+        key=("object", id(client), fingerprint(repr(sorted(sampling.items(), key=str)))),
         price=price,
         window=window,
         needs_price=client.needs_price,

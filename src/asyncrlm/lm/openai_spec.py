@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from asyncrlm.errors import ConfigurationError
@@ -10,13 +11,23 @@ from asyncrlm.errors import ConfigurationError
 from .endpoints import (
     Preset,
     checked_key,
+    header_problem,
+    is_openai,
     key_from_environment,
     key_variable_for,
     missing_key,
     needs_key,
     origin_of,
 )
-from .openai_client import DEFAULT_TIMEOUT, ApiKey, Connection, ConnectionSettings, OpenAIClient, open_connection
+from .openai_client import (
+    DEFAULT_TIMEOUT,
+    ApiKey,
+    Connection,
+    ConnectionSettings,
+    OpenAIClient,
+    fingerprint,
+    open_connection,
+)
 from .pacing import DEFAULT_ATTEMPTS
 from .spec import OUR_KWARGS, ClientSpec, Shared, price_and_window, refuse_unknown
 
@@ -59,7 +70,9 @@ def openai_spec(backend: str, preset: Preset, kwargs: dict[str, Any], sampling: 
     retries = kwargs.pop("max_retries", None)
     if retries is not None and (not isinstance(retries, int) or retries < 0):
         raise ConfigurationError(f"max_retries must be 0 or more, not {retries!r}")
-    own_host = preset.base_url is None or settings.base_url != preset.base_url
+    origin = None if settings.base_url is None else origin_of(settings.base_url)
+    openai = origin is None or is_openai(origin)
+    at_home = preset.base_url is not None and origin == origin_of(preset.base_url)
 
     async def opener(shared: Shared) -> LMClient:
         connection: Connection = await shared(settings.key, lambda: open_connection(settings))
@@ -67,14 +80,14 @@ def openai_spec(backend: str, preset: Preset, kwargs: dict[str, Any], sampling: 
             connection,
             model,
             sampling_args=sampling,
-            body=preset.body,
-            cap_name="max_tokens" if own_host else preset.cap_name,
+            body=preset.body if at_home else None,
+            cap_name="max_completion_tokens" if openai else "max_tokens",
         )
 
     return ClientSpec(
         model=model,
         backend=backend,
-        key=(settings.key, model, repr(sorted(sampling.items()))),
+        key=(settings.key, model, fingerprint(repr(sorted(sampling.items(), key=str)))),
         price=price,
         window=window,
         attempts=DEFAULT_ATTEMPTS if retries is None else retries + 1,
@@ -93,7 +106,7 @@ def _connection_settings(backend: str, preset: Preset, kwargs: dict[str, Any]) -
     elif given is not None:
         raise ConfigurationError("api_key must be a str or an async callable that gives one")
     origin = origin_of(base_url) if base_url is not None else ("https", "api.openai.com", 443)
-    headers = {name.lower() for name in kwargs.get("default_headers") or ()}
+    headers = _checked_headers(kwargs.get("default_headers"))
     if api_key is None and not headers & {"authorization", "api-key", "x-api-key"}:
         api_key = key_from_environment(origin)
         api_key = checked_key(api_key) if api_key else None
@@ -113,6 +126,19 @@ def _connection_settings(backend: str, preset: Preset, kwargs: dict[str, Any]) -
         http_client=kwargs.pop("http_client", None),
         sdk_kwargs={name: value for name, value in kwargs.items() if name != "max_retries" and value is not None},
     )
+
+
+def _checked_headers(headers: Any) -> set[str]:
+    """The names of the caller's default headers, in lower case."""
+    if headers is None:
+        return set()
+    if not isinstance(headers, Mapping):
+        raise ConfigurationError("default_headers must be a dict")
+    given = cast("Mapping[Any, Any]", headers)
+    for name, value in given.items():
+        if problem := header_problem(name, value):
+            raise ConfigurationError(f"default_headers: {problem}")
+    return {str(name).lower() for name in given}
 
 
 def _base_url(backend: str, preset: Preset, kwargs: dict[str, Any]) -> str | None:

@@ -95,6 +95,9 @@ def checked_sampling(*layers: Mapping[str, Any] | None) -> dict[str, Any]:
         if merged.get(name):
             raise ConfigurationError(f"sampling_args can't hold {name!r}: {instead}")
         merged.pop(name, None)
+    timeout = merged.get("timeout")
+    if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
+        raise ConfigurationError(f"timeout in sampling_args must be a positive number of seconds, not {timeout!r}")
     return merged
 
 

@@ -152,10 +152,7 @@ class FakeOpenAIServer:
                 return False
             return await stack.__aexit__(kind, error, trace) or False
         except BaseExceptionGroup as group:
-            alone: BaseException = group
-            while isinstance(alone, BaseExceptionGroup) and len(alone.exceptions) == 1:
-                alone = cast("BaseExceptionGroup[BaseException]", alone).exceptions[0]
-            raise alone from None
+            raise _unwrapped(group) from None
 
     @classmethod
     @contextmanager
@@ -195,7 +192,9 @@ class FakeOpenAIServer:
                     break
         finally:
             self.open_connections -= 1
-            await anyio.aclose_forcefully(stream)
+            # Shielded: a cancellation here would take the place of the handler's own error.
+            with anyio.CancelScope(shield=True):
+                await anyio.aclose_forcefully(stream)
 
     async def _respond(self, connection: HttpConnection, request: HttpRequest) -> bool:
         """Answer one request; whether the connection can take another."""
@@ -236,6 +235,14 @@ class FakeOpenAIServer:
     def __repr__(self) -> str:
         where = "not running" if self._port is None else f"at {self.base_url}"
         return f"<FakeOpenAIServer {where}, {len(self.requests)} requests>"
+
+
+def _unwrapped(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The only error in a group of groups of one, else the group."""
+    error, *others = group.exceptions
+    if others:
+        return group
+    return _unwrapped(cast("BaseExceptionGroup[Any]", error)) if isinstance(error, BaseExceptionGroup) else error
 
 
 _JSON = {"content-type": "application/json"}
