@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+import threading
 from collections.abc import Iterator
 
 
@@ -438,8 +439,13 @@ def interrupted(host: Host, code: str) -> Outcome:
 
     wait_for(started)
     host.interrupt()
-    host.interrupt()
-    return host.finish()
+    again = threading.Timer(0.6, host.interrupt)  # Python and asyncio can lose one, as every host must know
+    again.start()
+    try:
+        return host.finish()
+    finally:
+        again.cancel()
+        again.join()
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -496,7 +502,7 @@ def test_a_storm_of_interrupts_breaks_nothing() -> None:
             def count(frame: Frame) -> None:
                 nonlocal left
                 left -= 1
-                if left in (0, -20):
+                if left in (0, -200):
                     host.interrupt()
 
             host.start(STORM[turn % len(STORM)])

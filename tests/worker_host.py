@@ -25,7 +25,8 @@ COVERAGE = os.environ.get("COVERAGE_PROCESS_START")
 NAME = "asyncrlm.repl.worker" if COVERAGE else "_asyncrlm_worker"
 
 BOOT = """
-import importlib.util, json, sys, types
+import faulthandler, importlib.util, json, signal, sys, types
+faulthandler.register(signal.SIGUSR1, file=open("stacks", "w"))
 fd, name, folder, in_force, measured = json.loads(sys.argv[1])
 for parent in ("asyncrlm", "asyncrlm.repl") if measured else ():
     sys.modules[parent] = types.ModuleType(parent)
@@ -117,12 +118,22 @@ class Host:
 
     def frame(self) -> Frame:
         while b"\n" not in self.buffer:
-            data = self.socket.recv(1 << 18)
+            try:
+                data = self.socket.recv(1 << 18)
+            except TimeoutError:
+                raise TimeoutError(f"no frame for {CAP:.0f} s; the worker is at\n{self.stacks()}") from None
             if not data:
                 raise EOFError("the worker is gone")
             self.buffer += data
         line, self.buffer = self.buffer.split(b"\n", 1)
         return json.loads(line)
+
+    def stacks(self) -> str:
+        """Where each thread of a worker that hangs is."""
+        self.process.send_signal(signal.SIGUSR1)
+        file = Path(self.folder.name) / "stacks"
+        wait_for(lambda: file.exists() and "most recent call first" in file.read_text())
+        return file.read_text()
 
     def output(self, stream: int) -> str:
         file = self.outputs[stream]
