@@ -6,9 +6,9 @@ import datetime as dt
 import decimal
 import json
 import math
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -87,7 +87,9 @@ class Word(str):
     __slots__ = ()
 
 
-Pair = namedtuple("Pair", "a b")
+class Pair(NamedTuple):
+    a: int
+    b: int
 
 
 @pytest.mark.parametrize(
@@ -192,5 +194,5 @@ def test_hostile_input_is_a_value_or_a_value_error(value: Any) -> None:
     ],
 )
 def test_malformed_values(value: Any) -> None:
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"."):
         codec.decode(value)

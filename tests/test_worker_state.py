@@ -1,5 +1,7 @@
 """`answer` and variables that the host loads."""
 
+# ruff: noqa: E501 -- cells are read more easily on one line
+
 from __future__ import annotations
 
 import base64
@@ -7,14 +9,16 @@ import json
 import os
 import pickle
 import socket
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from worker_host import Frame, Host
 
 from asyncrlm.repl.worker import codec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @pytest.fixture(scope="module")

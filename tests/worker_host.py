@@ -10,12 +10,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import asyncrlm.repl.worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 FOLDER = str(Path(asyncrlm.repl.worker.__file__).parent)
 CAP = 10.0
@@ -79,7 +81,7 @@ class Host:
         self.socket, far = socket.socketpair()
         self.socket.settimeout(CAP)
         self.folder = tempfile.TemporaryDirectory()
-        self.outputs = [tempfile.TemporaryFile(), tempfile.TemporaryFile()]
+        self.outputs = [tempfile.TemporaryFile(), tempfile.TemporaryFile()]  # noqa: SIM115 -- closed by __exit__
         arguments = json.dumps([far.fileno(), NAME, FOLDER, in_force or {}, COVERAGE])
         self.process = subprocess.Popen(
             [python, *(() if COVERAGE else ("-I",)), "-c", BOOT, arguments],
@@ -99,7 +101,7 @@ class Host:
         self.ready = self.frame()
         self.send({"t": "init", **init})
 
-    def __enter__(self) -> Host:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
