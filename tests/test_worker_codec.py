@@ -60,7 +60,7 @@ def same(left: Any, right: Any) -> bool:
     return left == right
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(values)
 def test_values_come_back_through_the_hosts_parser_and_ours(value: Any) -> None:
     line = json.dumps(codec.encode(value), allow_nan=False)
@@ -158,7 +158,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(json_values)
 def test_hostile_input_is_a_value_or_a_value_error(value: Any) -> None:
     try:
