@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Hashable
-from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
+import pytest
 
-from asyncrlm.repl.sandbox import Sandbox
 from asyncrlm.environments.local import LocalEnvironment
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Hashable
+    from contextlib import AbstractAsyncContextManager
+
+    from asyncrlm.repl.sandbox import Sandbox
 
 CAP = 10.0
 MODES = ("pidns", "scope", "walk")
@@ -27,7 +31,7 @@ class PlainScope:
         self.lock = anyio.Lock()
         self.values: dict[Hashable, Any] = {}
 
-    async def __aenter__(self) -> PlainScope:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -123,8 +127,6 @@ async def client(scope: Any, environment: LocalEnvironment | None = None, **sett
 
 async def mode_or_skip(scope: Any, mode: str, **settings: Any) -> LocalEnvironment:
     """An environment in this mode; skips the test where the machine does not give it."""
-    import pytest
-
     environment = LocalEnvironment(_mode=mode, **settings)
     async with client(scope, environment):
         pass

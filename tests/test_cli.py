@@ -24,7 +24,6 @@ from asyncrlm.testing import FakeOpenAIServer, FakeRequest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from asyncrlm.testing.fake_openai import FakeRequest
 
 TEXT = "The cat sat on the mat. The dog slept under the table. It rained all day.\n"
 COMMAND = [sys.executable, "-m", "asyncrlm"]

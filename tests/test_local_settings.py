@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,13 +11,18 @@ from asyncrlm.environments.local import LocalEnvironment
 from asyncrlm.environments.units import parse_bytes
 from asyncrlm.errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 
 def test_a_name_and_settings_make_an_environment(tmp_path: Path) -> None:
-    made = environment("local", {"cell_timeout": 3, "memory_limit": "1GB", "workdir": str(tmp_path), "read_paths": [tmp_path]})
+    made = environment(
+        "local", {"cell_timeout": 3, "memory_limit": "1GB", "workdir": str(tmp_path), "read_paths": [tmp_path]}
+    )
     assert isinstance(made, LocalEnvironment)
     assert made.settings.cell_timeout == 3
     assert made.settings.memory_limit == "1GB"
-    assert made.workdir == str(tmp_path)
+    assert made.workdir == tmp_path.resolve()
     assert environment(made) is made
     assert environment().name == "local"
     assert environment("local", {"cell_timeout": None, "max_processes": None}).settings.max_processes is None
@@ -67,7 +71,16 @@ def test_unknown_names_and_misplaced_settings() -> None:
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("2GB", 2 << 30), ("2 gib", 2 << 30), ("1.5MB", 3 << 19), ("10k", 10240), ("7", 7), (9, 9), ("1TB", 1 << 40), (None, None)],
+    [
+        ("2GB", 2 << 30),
+        ("2 gib", 2 << 30),
+        ("1.5MB", 3 << 19),
+        ("10k", 10240),
+        ("7", 7),
+        (9, 9),
+        ("1TB", 1 << 40),
+        (None, None),
+    ],
 )
 def test_sizes(text: Any, size: int | None) -> None:
     assert parse_bytes("x", text) == size

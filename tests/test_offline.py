@@ -377,6 +377,11 @@ def test_root_answers_in_plain_text_at_the_end() -> None:
     assert "ended before anything was found" in reply_to(nothing)
 
 
+def test_a_passage_may_stand_in_a_cells_system_message() -> None:
+    messages = [Message("system", f"Use this text:\n\n{STORY}"), Message("user", "When was Ada born?")]
+    assert "10 December 1815" in reply_to(messages)
+
+
 def test_root_knows_a_run_by_its_turns_if_the_system_prompt_is_the_users_own() -> None:
     messages = [Message("system", "Be brief."), Message("user", "Answer this:\nWho?\n\nTurn 1 of 5.")]
     assert "# Step 1" in reply_to(messages)

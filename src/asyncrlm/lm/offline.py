@@ -33,6 +33,9 @@ _CHARACTERS_PER_TOKEN = 4
 _LONG = 20_000
 """Characters from which on reading is done in a worker thread, so that the event loop is not held up."""
 
+_SHORTEST_PASSAGE = 200
+"""Characters from which on a system message is taken for a passage, where the user's has none."""
+
 _TURN = re.compile(r"\bTurn (\d+) of (\d+)")
 _ASKED = re.compile(r"\bAnswer this:\n(.*?)(?=\n\nTurn \d+ of \d+|\Z)", re.DOTALL)
 _REPL_MARK = re.compile(r"```repl|\banswer\[[\"']ready[\"']\]")
@@ -95,15 +98,20 @@ def reply_to(messages: Sequence[Message]) -> str:
     """The offline model's reply to a conversation: a root's if the rules of the REPL come first, else a reader's."""
     if _is_run(messages):
         return _next_step(messages)
-    reply = _read_prompt("\n\n".join(m.content for m in messages if m.role == "user"))
-    if reply == ABOUT and messages[0].role == "system":
-        return _read_prompt("\n\n".join(m.content for m in messages if m.role != "assistant"))
+    prompt, system = (_joined(messages, role) for role in ("user", "system"))
+    reply = _read_prompt(prompt)
+    if reply == ABOUT and len(system) >= _SHORTEST_PASSAGE:
+        return read(_question_in(prompt), system).text
     return reply
+
+
+def _joined(messages: Sequence[Message], role: str) -> str:
+    return "\n\n".join(m.content for m in messages if m.role == role)
 
 
 def _is_run(messages: Sequence[Message]) -> bool:
     """A root or child has a system message that explains the REPL, or one of a caller's own and numbered turns."""
-    system = "\n".join(m.content for m in messages if m.role == "system")
+    system = _joined(messages, "system")
     if not system:
         return False
     return bool(_REPL_MARK.search(system)) or any(m.role == "user" and _TURN.search(m.content) for m in messages)
