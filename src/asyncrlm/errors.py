@@ -127,7 +127,12 @@ class ErrorThresholdExceededError(LimitError):
     """`error_count` turns in a row whose cells raised, at a `threshold`; `last_error` is the last traceback."""
 
     def __init__(
-        self, error_count: int, threshold: int, last_error: str | None = None, message: str | None = None, **details: Any
+        self,
+        error_count: int,
+        threshold: int,
+        last_error: str | None = None,
+        message: str | None = None,
+        **details: Any,
     ) -> None:
         super().__init__(message or f"{error_count} turns in a row failed (threshold {threshold})", **details)
         self.error_count = error_count

@@ -156,6 +156,15 @@ Answer this:
         'the answer, then answer["ready"] = True.'
     )
 
+    empty_reply: str = "Your last reply was empty. Write a ```repl block, or submit your answer."
+    """Said when a reply had no text at all."""
+
+    cut_off: str = (
+        "Your last reply was cut off because it reached its length limit. Write shorter replies, one ```repl block "
+        "each."
+    )
+    """Said when a reply ended at its length limit."""
+
     closing: str = """\
 This run ends here: {reason}. No more code is run. Reply now with the best answer that what you have seen so far \
 allows, as plain text without code blocks. Say what is uncertain or missing.{question}\

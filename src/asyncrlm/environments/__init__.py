@@ -1,0 +1,59 @@
+"""Where cells run: one driver per kind of place, found by name."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from asyncrlm.errors import ConfigurationError
+
+from ..repl.sandbox import Environment, Exit, Printed, Report, Sandbox, Scope, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Environment", "Exit", "Printed", "Report", "Sandbox", "Scope", "Settings", "environment"]
+
+_DRIVERS = {"local": "asyncrlm.environments.local:LocalEnvironment"}
+_LATER = ("ipython", "docker", "modal", "e2b", "daytona", "prime")
+
+
+def environment(environment: str | Environment = "local", kwargs: Mapping[str, Any] | None = None) -> Environment:
+    """The environment of this name with the settings `kwargs`, or `environment` itself if it is one already.
+
+    Raises:
+        ConfigurationError: for an unknown name or setting, or a value that can't be; it says which there are.
+    """
+    if isinstance(environment, Environment):
+        if kwargs:
+            raise ConfigurationError(
+                "environment_kwargs go with a name; an Environment object has its settings already"
+            )
+        return environment
+    driver = _driver(environment)
+    common = set(Settings.__struct_fields__)
+    own = {name for name in driver.__struct_fields__ if not name.startswith("_")} - {"settings"}
+    given = dict(kwargs or {})
+    if unknown := sorted(set(given) - common - own):
+        raise ConfigurationError(
+            f"environment {environment!r} has no setting {', '.join(map(repr, unknown))}; it has "
+            f"{', '.join(sorted(common | own))}"
+        )
+    try:
+        settings = msgspec.convert({k: v for k, v in given.items() if k in common}, Settings)
+    except msgspec.ValidationError as e:
+        raise ConfigurationError(f"environment_kwargs: {e}") from e
+    return driver(settings=settings, **{k: v for k, v in given.items() if k in own})
+
+
+def _driver(name: str) -> type[Environment]:
+    place = _DRIVERS.get(name)
+    if place is None:
+        there = f"there is {', '.join(map(repr, _DRIVERS))}"
+        if name in _LATER:
+            raise ConfigurationError(f"environment {name!r} comes in a later release; {there}")
+        raise ConfigurationError(f"unknown environment {name!r}; {there}, or pass an Environment object")
+    module, _, driver = place.partition(":")
+    return getattr(importlib.import_module(module), driver)

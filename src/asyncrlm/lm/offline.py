@@ -33,6 +33,9 @@ _CHARACTERS_PER_TOKEN = 4
 _LONG = 20_000
 """Characters from which on reading is done in a worker thread, so that the event loop is not held up."""
 
+_SHORTEST_PASSAGE = 200
+"""Characters from which on a system message is taken for a passage, where the user's has none."""
+
 _TURN = re.compile(r"\bTurn (\d+) of (\d+)")
 _ASKED = re.compile(r"\bAnswer this:\n(.*?)(?=\n\nTurn \d+ of \d+|\Z)", re.DOTALL)
 _REPL_MARK = re.compile(r"```repl|\banswer\[[\"']ready[\"']\]")
@@ -41,7 +44,7 @@ _FAILED = re.compile(r"^The cell (?:raised|was stopped)|^Traceback \(most recent
 _CLOSING = re.compile(r"^This run ends here: .*\bNo more code is run\.", re.MULTILINE)
 
 _QUESTION_LABEL = re.compile(
-    r"^[ \t#*]*(?:question|query|q|task)[ \t*]*:[ \t*]*(\S.*(?:\n(?!\s*\n|\w+:).*)*)", re.I | re.M
+    r"^[ \t#*]*(?:question|query|q|task)[ \t*]*:[ \t*]*(\S.*(?:(?<![?:])\n(?!\s*\n|\w+:).*)*)", re.I | re.M
 )
 _PASSAGE_LABEL = re.compile(
     r"^[ \t#*<]*(?:passage|text|context|document|excerpt|chunk|content|article|data|section)s?[^\n:>]{0,40}[:>][ \t*]*",
@@ -50,7 +53,7 @@ _PASSAGE_LABEL = re.compile(
 _SUMMARY = re.compile(
     r"\b(?:summar|condense|shorten|gist|main (?:points?|ideas?)|key (?:points?|facts?)|overview)", re.I
 )
-_QUESTION_SENTENCE = re.compile(r"[^.!?\n][^!?\n]{2,400}\?")
+_QUESTION_SENTENCE = re.compile(r"[^.!?\n](?:[^.!?\n]|\.(?!\s)){2,400}\?")
 
 
 class OfflineLM(LMClient):
@@ -95,13 +98,20 @@ def reply_to(messages: Sequence[Message]) -> str:
     """The offline model's reply to a conversation: a root's if the rules of the REPL come first, else a reader's."""
     if _is_run(messages):
         return _next_step(messages)
-    prompt = "\n\n".join(m.content for m in messages if m.role != "assistant")
-    return _read_prompt(prompt)
+    prompt, system = (_joined(messages, role) for role in ("user", "system"))
+    reply = _read_prompt(prompt)
+    if reply == ABOUT and len(system) >= _SHORTEST_PASSAGE:
+        return read(_question_in(prompt), system).text
+    return reply
+
+
+def _joined(messages: Sequence[Message], role: str) -> str:
+    return "\n\n".join(m.content for m in messages if m.role == role)
 
 
 def _is_run(messages: Sequence[Message]) -> bool:
     """A root or child has a system message that explains the REPL, or one of a caller's own and numbered turns."""
-    system = "\n".join(m.content for m in messages if m.role == "system")
+    system = _joined(messages, "system")
     if not system:
         return False
     return bool(_REPL_MARK.search(system)) or any(m.role == "user" and _TURN.search(m.content) for m in messages)
@@ -183,15 +193,16 @@ def split_prompt(prompt: str) -> tuple[str, str]:
     labelled = _QUESTION_LABEL.search(prompt)
     if labelled is not None:
         return labelled[1].strip(), prompt[: labelled.start()] + "\n\n" + prompt[labelled.end() :]
-    paragraphs = [p for p in re.split(r"\n[ \t]*\n", prompt) if p.strip()]
-    if len(paragraphs) > 1:
-        first, last = paragraphs[0], paragraphs[-1]
-        if "?" in last and ("?" not in first or len(last) < len(first)) and len(last) < 600:
-            return _question_in(last), "\n\n".join(paragraphs[:-1])
-        return _question_in(first), "\n\n".join(paragraphs[1:])
     head, _, rest = prompt.strip().partition("\n")
     if not rest:
-        head, rest = _first_sentence(prompt.strip())
+        head, rest = _first_sentence(head)
+    elif not head.rstrip().endswith(("?", ":")):
+        paragraphs = [p for p in re.split(r"\n[ \t]*\n", prompt) if p.strip()]
+        first, last = paragraphs[0], paragraphs[-1]
+        if len(paragraphs) > 1 and last.rstrip().endswith("?") and not _SUMMARY.search(first) and len(last) < 600:
+            return _question_in(last), "\n\n".join(paragraphs[:-1])
+        if len(paragraphs) > 1:
+            head, rest = first, "\n\n".join(paragraphs[1:])
     return _question_in(head), rest
 
 

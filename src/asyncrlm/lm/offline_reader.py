@@ -23,7 +23,7 @@ _SENTENCE_END = re.compile(
     r"|(?<=[.!?])[\"')\]\u201d\u2019]*\s+(?=[\"'(\[\u201c\u2018]*[A-Z0-9])"  # the end of a sentence
     r"|(?<=[\u3002\uff01\uff1f])\s*"
     r"|(?<=[^\w\s])[ \t]*\n[ \t]*(?=[^a-z\s])"  # a line that ends in punctuation before one that starts afresh
-    r"|\n[ \t]*(?=[-*•#|>]|\d+[.):])"  # a list item, heading, table row or numbered line
+    r"|\n[ \t]*(?=[-*•#|>\[{<]|\d+[.):]|\d\d|\w+(?: \d+)?[:=])"  # a list item, heading, row, or record of a log
 )
 _ABBREVIATION = re.compile(
     r"\b(?:[A-Z]|Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|vs|etc|e\.g|i\.e|cf|No|Fig|Vol|Inc|Ltd|Co)\.[\"')\]]*$"
@@ -84,7 +84,7 @@ def stem(word: str) -> str:
             break
     if len(word) > 4 and word.endswith("e"):
         word = word[:-1]
-    return word[:-1] if len(word) > 4 and word[-1] == word[-2] else word
+    return word[:-1] if len(word) > 3 and word[-1] == word[-2] else word
 
 
 def sentences(text: str) -> list[str]:

@@ -13,7 +13,7 @@ from .clients import Backend, ClientSpec, client_spec
 class Router:
     """Chooses among the models of one `AsyncRLM`.
 
-    `root` runs the loop at depth 0. `others` are the sub models: the first answers what the root run asks (depth 1),
+    `root` runs the loop, of children too. `others` are the sub models: the first answers what the root run asks (depth 1),
     the second what its children ask (depth 2), the last all that is deeper. Without any, the root model answers all.
     """
 
@@ -61,15 +61,13 @@ class Router:
         """The names that `model=` may be, without repeats, the root's first."""
         return tuple(dict.fromkeys(spec.model for spec in self.specs))
 
-    def root(self, depth: int, model: str | None = None) -> ClientSpec:
-        """The model that runs the loop at `depth`: the root model at 0, a child's the sub model of its depth.
+    def root(self, model: str | None = None) -> ClientSpec:
+        """The model that runs a loop: the root model, for a child too unless its `model` says another.
 
         Raises:
-            LMError: of kind "unknown_model", if a child was asked for with a `model` that is not among `names`.
+            LMError: of kind "unknown_model", if `model` is not among `names`.
         """
-        if depth == 0 and model is None:
-            return self._root
-        return self.sub(depth, model)
+        return self._root if model is None else self._named(model, self._root)
 
     def sub(self, depth: int, model: str | None = None) -> ClientSpec:
         """The model for a sub-call of `depth`: 1 for one that the root run makes, one more for each level below.
@@ -78,9 +76,10 @@ class Router:
             LMError: of kind "unknown_model", listing the known ones, if `model` is not among `names`.
         """
         by_depth = self._others[min(max(depth, 1), len(self._others)) - 1] if self._others else self._root
-        if model is None:
-            return by_depth
-        for spec in (by_depth, *self._others, self._root):
+        return by_depth if model is None else self._named(model, by_depth)
+
+    def _named(self, model: str, first: ClientSpec) -> ClientSpec:
+        for spec in (first, *self._others, self._root):
             if model in (spec.model, f"{spec.backend}/{spec.model}"):
                 return spec
         raise LMError(f"unknown model {model!r}; known: {', '.join(self.names)}", kind="unknown_model")

@@ -1,0 +1,170 @@
+"""The async-first engine for Recursive Language Models.
+
+from asyncrlm import AsyncRLM
+
+rlm = AsyncRLM("openai/gpt-5-mini")
+completion = await rlm.acompletion(text, "What changed between the two versions?")
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ._version import __version__
+
+if TYPE_CHECKING:
+    from .engine.repl import Repl as Repl
+    from .environments import Environment as Environment
+    from .environments.local import LocalEnvironment as LocalEnvironment
+    from .errors import (
+        BudgetExceededError as BudgetExceededError,
+    )
+    from .errors import (
+        CancellationError as CancellationError,
+    )
+    from .errors import (
+        ConfigurationError as ConfigurationError,
+    )
+    from .errors import (
+        ErrorThresholdExceededError as ErrorThresholdExceededError,
+    )
+    from .errors import (
+        LimitError as LimitError,
+    )
+    from .errors import (
+        LMError as LMError,
+    )
+    from .errors import (
+        ProtocolError as ProtocolError,
+    )
+    from .errors import (
+        RLMError as RLMError,
+    )
+    from .errors import (
+        SandboxLost as SandboxLost,
+    )
+    from .errors import (
+        SubcallLimitExceededError as SubcallLimitExceededError,
+    )
+    from .errors import (
+        TimeoutExceededError as TimeoutExceededError,
+    )
+    from .errors import (
+        TokenLimitExceededError as TokenLimitExceededError,
+    )
+    from .lm.base import (
+        LMClient as LMClient,
+    )
+    from .lm.base import (
+        LMReply as LMReply,
+    )
+    from .lm.base import (
+        LMRequest as LMRequest,
+    )
+    from .lm.base import (
+        LMUsage as LMUsage,
+    )
+    from .lm.base import (
+        Message as Message,
+    )
+    from .observe.jsonl import RLMLogger as RLMLogger
+    from .rlm import AsyncRLM as AsyncRLM
+    from .sync import RLM as RLM
+    from .types import (
+        CodeBlock as CodeBlock,
+    )
+    from .types import (
+        ModelUsageSummary as ModelUsageSummary,
+    )
+    from .types import (
+        REPLResult as REPLResult,
+    )
+    from .types import (
+        RLMChatCompletion as RLMChatCompletion,
+    )
+    from .types import (
+        RLMIteration as RLMIteration,
+    )
+    from .types import (
+        UsageSummary as UsageSummary,
+    )
+
+_HOMES = {
+    "AsyncRLM": "rlm",
+    "RLM": "sync",
+    "Repl": "engine.repl",
+    "RLMLogger": "observe.jsonl",
+    "Environment": "environments",
+    "LocalEnvironment": "environments.local",
+    "RLMChatCompletion": "types",
+    "UsageSummary": "types",
+    "ModelUsageSummary": "types",
+    "REPLResult": "types",
+    "CodeBlock": "types",
+    "RLMIteration": "types",
+    "LMClient": "lm.base",
+    "LMRequest": "lm.base",
+    "LMReply": "lm.base",
+    "LMUsage": "lm.base",
+    "Message": "lm.base",
+    "RLMError": "errors",
+    "ConfigurationError": "errors",
+    "LimitError": "errors",
+    "BudgetExceededError": "errors",
+    "TimeoutExceededError": "errors",
+    "TokenLimitExceededError": "errors",
+    "SubcallLimitExceededError": "errors",
+    "ErrorThresholdExceededError": "errors",
+    "CancellationError": "errors",
+    "SandboxLost": "errors",
+    "ProtocolError": "errors",
+    "LMError": "errors",
+}
+
+__all__ = [
+    "RLM",
+    "AsyncRLM",
+    "BudgetExceededError",
+    "CancellationError",
+    "CodeBlock",
+    "ConfigurationError",
+    "Environment",
+    "ErrorThresholdExceededError",
+    "LMClient",
+    "LMError",
+    "LMReply",
+    "LMRequest",
+    "LMUsage",
+    "LimitError",
+    "LocalEnvironment",
+    "Message",
+    "ModelUsageSummary",
+    "ProtocolError",
+    "REPLResult",
+    "RLMChatCompletion",
+    "RLMError",
+    "RLMIteration",
+    "RLMLogger",
+    "Repl",
+    "SandboxLost",
+    "SubcallLimitExceededError",
+    "TimeoutExceededError",
+    "TokenLimitExceededError",
+    "UsageSummary",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a name's module when the name is first used: importing the package costs next to nothing."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{home}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,128 @@
+"""The commands and their options."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from asyncrlm._version import __version__
+
+from .exits import exits
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_STATUS = """
+Exit status: 0 an answer, 1 the run failed, 2 wrong usage or input, 124 --max-timeout was met, 130 interrupted.
+"""
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"asyncrlm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def about(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Ask questions about texts far longer than a model's window."""
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print the completion as JSON, without its trajectory.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress lines.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Progress lines, also where no terminal shows them.")]
+
+
+@app.command(epilog=_STATUS)
+def run(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The text to ask about; - for standard input.")],
+    question: Annotated[str, typer.Option("--question", "-q", help="What to find out about it.")],
+    backend: Annotated[
+        str, typer.Option(help="openai, vllm, openrouter, vercel, prime, or offline (no model, no network).")
+    ] = "openai",
+    model: Annotated[str | None, typer.Option(help="The root model's name.")] = None,
+    sub_model: Annotated[
+        str | None, typer.Option(help="The model that sub-calls go to; the root model if not given.")
+    ] = None,
+    base_url: Annotated[str | None, typer.Option(help="Address of an OpenAI-compatible server.")] = None,
+    environment: Annotated[str, typer.Option(help="Where cells run.")] = "local",
+    max_iterations: Annotated[int | None, typer.Option(help="Turns of the run.")] = None,
+    max_depth: Annotated[int | None, typer.Option(help="How deep runs nest; 0 asks the model directly.")] = None,
+    max_budget: Annotated[float | None, typer.Option(help="US dollars for everything.")] = None,
+    max_timeout: Annotated[float | None, typer.Option(help="Seconds for everything.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Tokens for everything, input and output.")] = None,
+    max_subcalls: Annotated[int | None, typer.Option(help="Calls of models by cells.")] = None,
+    max_errors: Annotated[int | None, typer.Option(help="Turns in a row whose cells raise.")] = None,
+    max_concurrent_requests: Annotated[int | None, typer.Option(help="Requests in flight at once.")] = None,
+    max_concurrent_subcalls: Annotated[int | None, typer.Option(help="Live child runs per depth.")] = None,
+    limits: Annotated[
+        str | None, typer.Option(metavar="soft|hard", help="soft: at most the calls in flight over; hard: never over.")
+    ] = None,
+    on_limit: Annotated[
+        str | None, typer.Option(metavar="raise|answer", help="At a limit fail, or answer from what there is.")
+    ] = None,
+    log_dir: Annotated[str | None, typer.Option(metavar="FOLDER", help="Write a log of the run there.")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Answer a question about a text.
+
+    The answer goes to standard output, progress and errors to standard error.
+    """
+    with exits(as_json=as_json):
+        from .ask import ask, backend_arguments, read_prompt  # noqa: PLC0415 - `--help` needs no engine
+
+        arguments = {
+            "environment": environment,
+            "max_iterations": max_iterations,
+            "max_depth": max_depth,
+            "max_budget": max_budget,
+            "max_timeout": max_timeout,
+            "max_tokens": max_tokens,
+            "max_subcalls": max_subcalls,
+            "max_errors": max_errors,
+            "max_concurrent_requests": max_concurrent_requests,
+            "max_concurrent_subcalls": max_concurrent_subcalls,
+            "limits": limits,
+            "on_limit": on_limit,
+        }
+        given: dict[str, Any] = {name: value for name, value in arguments.items() if value is not None}
+        given |= backend_arguments(backend, model=model, sub_model=sub_model, base_url=base_url)
+        shown = _shows_progress(quiet=quiet, verbose=verbose)
+        ask(read_prompt(file), question, given, name=file, log_dir=log_dir, progress=shown, as_json=as_json)
+
+
+@app.command(epilog=_STATUS)
+def demo(
+    question: Annotated[str | None, typer.Option("--question", "-q", help="Ask something else.")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Watch a run without a key and without a network.
+
+    A question is answered over the language reference that comes with Python. Loop, cells, parallel sub-calls and
+    isolation are real; the model is the offline one, which is no language model: a fixed strategy that ranks sentences
+    by the words they share with the question.
+    """
+    with exits(as_json=as_json):
+        from .demo import run_demo  # noqa: PLC0415 - as above
+
+        run_demo(question, progress=not quiet, as_json=as_json)
+
+
+def _shows_progress(*, quiet: bool, verbose: bool) -> bool:
+    if quiet and verbose:
+        raise typer.BadParameter("--quiet and --verbose exclude each other")
+    return verbose or (not quiet and sys.stderr is not None and sys.stderr.isatty())

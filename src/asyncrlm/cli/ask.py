@@ -1,0 +1,85 @@
+"""One question asked from the command line."""
+
+from __future__ import annotations
+
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from asyncrlm import AsyncRLM, RLMChatCompletion, RLMLogger
+
+from .exits import USAGE, fail, say, write, write_json
+
+
+def read_prompt(file: str) -> str | Path:
+    """What to ask about: a path to a readable file, or the text of standard input or a pipe."""
+    try:
+        if file == "-":
+            if sys.stdin is None or sys.stdin.isatty():
+                fail("standard input is a terminal; pipe a text into it or name a FILE", USAGE)
+            return _decoded(sys.stdin.buffer.read(), "standard input")
+        with Path(file).open("rb") as opened:
+            # A pipe can be read once only, so its text is taken here; a file the worker reads by itself.
+            if not stat.S_ISREG(Path(file).stat().st_mode):
+                return _decoded(opened.read(), file)
+        return Path(file).resolve()
+    except OSError as error:
+        fail(f"{file}: {error.strerror or error}", USAGE)
+    except ValueError as error:
+        fail(f"{file!r}: {error}", USAGE)
+
+
+def _decoded(data: bytes, name: str) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        fail(f"{name}: not UTF-8 text (byte {error.start})", USAGE)
+
+
+def backend_arguments(
+    backend: str, *, model: str | None, sub_model: str | None, base_url: str | None
+) -> dict[str, Any]:
+    """The options that say which models to ask, as arguments of `AsyncRLM`."""
+    shared = {} if base_url is None else {"base_url": base_url}
+    root = shared if model is None else shared | {"model_name": model}
+    arguments: dict[str, Any] = {"backend": backend}
+    if root:
+        arguments["backend_kwargs"] = root
+    if sub_model is not None:
+        arguments["other_backends"] = [backend.partition("/")[0]]
+        arguments["other_backend_kwargs"] = [shared | {"model_name": sub_model}]
+    return arguments
+
+
+def ask(
+    prompt: str | Path,
+    question: str,
+    arguments: dict[str, Any],
+    *,
+    name: str,
+    log_dir: str | None = None,
+    progress: bool = False,
+    as_json: bool = False,
+) -> None:
+    """Run to the answer and print it.
+
+    Raises:
+        RLMError: as `AsyncRLM.acompletion`.
+    """
+    logger = None if log_dir is None else RLMLogger(log_dir)
+    rlm = AsyncRLM(**arguments, logger=logger, verbose=progress)
+
+    async def complete() -> RLMChatCompletion:
+        return await rlm.acompletion(prompt, question)
+
+    completion = anyio.run(complete)
+    if completion.stop_reason in {"max_iterations", "limit"}:
+        say(f"asyncrlm: stopped by {completion.stop_reason}; the answer is from what there was by then")
+    if as_json:
+        # The text itself is what the caller has already; the trajectory is the log's.
+        write_json(completion.to_dict() | {"prompt": name, "metadata": None})
+    else:
+        write(completion.response)

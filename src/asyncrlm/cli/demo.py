@@ -1,0 +1,37 @@
+"""The first command: a real run over a real text, without a key and without a network."""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+from .ask import ask
+from .exits import FAILED, fail, say
+
+QUESTION: Final = "What happens when a generator function executes a return statement?"
+
+
+def reference_text() -> str:
+    """Python's language reference as it ships with Python: some 460,000 characters."""
+    try:
+        from pydoc_data.topics import topics  # noqa: PLC0415 - large, and for this command alone
+    except ImportError:
+        fail("this Python comes without its language reference (pydoc_data); try `asyncrlm run FILE`", FAILED)
+    return "\n\n".join(f"{text.strip()}\n" for _, text in sorted(topics.items()))
+
+
+def run_demo(question: str | None, *, progress: bool, as_json: bool) -> None:
+    """Ask `question`, or the demo's own, about Python's language reference."""
+    text = reference_text()
+    if progress:
+        version = ".".join(str(part) for part in sys.version_info[:2])
+        say(f"A question about the language reference of Python {version}, {len(text):,} characters that came with it.")
+        say("The model is the offline one: no language model, no network; it ranks sentences by words they share with")
+        say("the question. The loop, the cells, the parallel sub-calls and the isolation are those of every run.")
+        say("")
+    ask(
+        text, question or QUESTION, {"backend": "offline"}, name="pydoc_data.topics", progress=progress, as_json=as_json
+    )
+    if progress:
+        say("")
+        say("With a model: asyncrlm run FILE -q QUESTION --backend openai --model NAME   (asyncrlm run --help)")

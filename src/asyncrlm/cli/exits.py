@@ -1,0 +1,92 @@
+"""How the command ends, and what it writes where: answers to standard output, everything else to standard error."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import msgspec
+
+from asyncrlm.errors import CancellationError, ConfigurationError, RLMError, TimeoutExceededError
+from asyncrlm.observe.text import plain, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+FAILED: Final = 1
+"""The run failed: a limit, a model that can't be asked, a lost sandbox."""
+USAGE: Final = 2
+"""The command line or its input is wrong; nothing was run."""
+TIMED_OUT: Final = 124
+"""`--max-timeout` was met; the status that timeout(1) uses."""
+INTERRUPTED: Final = 130
+"""Ctrl-C: 128 + SIGINT."""
+PIPE_CLOSED: Final = 141
+"""Whoever read standard output is gone: 128 + SIGPIPE."""
+
+
+@contextmanager
+def exits(*, as_json: bool = False) -> Generator[None]:
+    """Turn what a command raises into one line on standard error and an exit status."""
+    try:
+        yield
+    except ConfigurationError as error:
+        fail(str(error), USAGE)
+    except CancellationError:
+        fail("interrupted", INTERRUPTED)
+    except RLMError as error:
+        if as_json:
+            write_json(_failure(error))
+        fail(f"{type(error).__name__}: {error}", TIMED_OUT if isinstance(error, TimeoutExceededError) else FAILED)
+    except KeyboardInterrupt:
+        fail("interrupted", INTERRUPTED)
+
+
+def fail(message: str, status: int) -> NoReturn:
+    """Say what is wrong in one line and exit."""
+    say(f"asyncrlm: {' '.join(message.split())}")
+    raise SystemExit(status)
+
+
+def say(text: str) -> None:
+    """Write to standard error, whatever state it is in."""
+    try:
+        print(printable(text), file=sys.stderr, flush=True)  # noqa: T201 - this is a command
+    except (OSError, ValueError):
+        # Nobody reads: the exit status is all that is left to tell.
+        return
+
+
+def write(text: str) -> None:
+    """Write an answer to standard output; to a terminal without escapes and control characters."""
+    if sys.stdout.isatty():
+        text = printable(text)
+    encoding = sys.stdout.encoding or "utf-8"
+    data = text.encode(encoding, "backslashreplace") + (b"" if text.endswith("\n") else b"\n")
+    try:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        # What is still buffered would raise again at exit, with a traceback.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(PIPE_CLOSED) from None
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        fail(f"standard output: {error.strerror}", FAILED)
+
+
+def write_json(value: Any) -> None:
+    """Write `value` to standard output as strict JSON."""
+    write(msgspec.json.format(msgspec.json.encode(plain(value)), indent=2).decode("utf-8"))
+
+
+def _failure(error: RLMError) -> dict[str, Any]:
+    usage = error.usage_summary
+    return {
+        "error": {"type": type(error).__name__, "message": str(error)},
+        "partial_answer": error.partial_answer,
+        "run_id": error.run_id,
+        "usage_summary": None if usage is None else usage.to_dict(),
+    }

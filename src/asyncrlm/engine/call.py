@@ -1,0 +1,105 @@
+"""One call: the configuration with this call's overrides, and who watches its tree."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import msgspec
+
+from ..errors import ConfigurationError, RLMError
+from ..events import Listener
+from ..repl.tools import HostTools
+from .configure import refuse_unknown_prices
+from .settings import Configuration, Limits, checked_limits
+
+if TYPE_CHECKING:
+    from .run import Run
+
+
+class Call:
+    """What one completion runs under.
+
+    Raises:
+        ConfigurationError: for an override that is unknown or wrong.
+    """
+
+    def __init__(self, configuration: Configuration, overrides: Mapping[str, Any]) -> None:
+        self.run_id = uuid.uuid4().hex
+        self._run: Run | None = None
+        self._watching: Watching | None = None
+        overrides = dict(overrides)
+        if overrides.pop("response_format", None) is not None:
+            raise ConfigurationError(
+                "response_format comes with a later release; until then ask for JSON and parse completion.response"
+            )
+        self.sampling_args: dict[str, Any] = dict(overrides.pop("sampling_args", None) or {})
+        """Of this call's root model, on top of those of the configuration."""
+        tools = overrides.pop("custom_tools", None)
+        if tools is not None:
+            configuration = msgspec.structs.replace(configuration, tools=HostTools(tools))
+        known = (*Limits.__struct_fields__, "sampling_args", "custom_tools")
+        for name in overrides:
+            if name not in known:
+                raise ConfigurationError(f"unknown argument {name!r}; for one call you can give: {', '.join(known)}")
+        self.configuration = configuration
+        self.limits = checked_limits(configuration.limits, overrides) if overrides else configuration.limits
+        refuse_unknown_prices(configuration, self.limits)
+
+    @asynccontextmanager
+    async def watched(self, listener: Listener | None = None) -> AsyncGenerator[Watching]:
+        """The listeners of this call's tree; what a log has not written yet is written when the block is left."""
+        watching = Watching(self.configuration, listener)
+        logger = self.configuration.logger
+        if logger is None:
+            yield watching
+            return
+        log = logger.for_tree(self.run_id)
+        watching.listeners.append(log)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(log.run)
+            try:
+                yield watching
+            finally:
+                await log.aclose()
+                tasks.cancel_scope.cancel()
+
+    def begin(self, run: Run, watching: Watching) -> None:
+        """The run this call has come to, for `account`."""
+        self._run = run
+        self._watching = watching
+
+    def account(self, error: RLMError) -> None:
+        """Give an error what its caller needs to go on: the partial answer, the usage, the trajectory."""
+        error.run_id = self.run_id
+        if self._run is None or self._watching is None:
+            return
+        error.usage_summary = self._run.tree.ledger.usage()
+        error.metadata = self._watching.metadata()
+        if error.partial_answer is None:
+            error.partial_answer = self._run.partial_answer
+
+
+class Watching:
+    """The listeners of one tree, and its trajectory if anybody wants one."""
+
+    def __init__(self, configuration: Configuration, listener: Listener | None) -> None:
+        self.listeners: list[Listener] = [] if listener is None else [listener]
+        self.keeps_trajectory = bool(listener or configuration.logger or configuration.verbose)
+        self._trajectory: Any = None
+        if configuration.verbose:
+            from ..observe.progress import Progress  # noqa: PLC0415 - loaded where it is used
+
+            self.listeners.append(Progress())
+        if self.keeps_trajectory:
+            from ..observe.trajectory import Trajectory  # noqa: PLC0415 - loaded where it is used
+
+            self._trajectory = Trajectory()
+            self.listeners.append(self._trajectory)
+
+    def metadata(self) -> dict[str, Any] | None:
+        """The trajectory so far in the reference's shape, or None if nobody asked for it."""
+        return self._trajectory.metadata() if self._trajectory is not None else None

@@ -1,0 +1,46 @@
+"""The messages of one run. They only ever grow at the end, and roles alternate after the system message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..lm.base import LMRequest, Message
+
+
+class History:
+    """What a root model is shown.
+
+    Invariants: `_messages` only grows, so that providers' prompt caches hit; `_said` is the user message that no reply
+    has answered yet, and joins `_messages` together with its answer.
+    """
+
+    def __init__(self) -> None:
+        self._messages: list[Message] = []
+        self._said: list[str] = []
+        self._told = 0
+
+    def system(self, text: str) -> None:
+        self._messages.append(Message("system", text))
+
+    def user(self, text: str) -> None:
+        """Add to the next user message."""
+        if text:
+            self._said.append(text)
+
+    def assistant(self, text: str) -> None:
+        """The reply to what the user said."""
+        self._messages = [*self._pending(), Message("assistant", text)]
+        self._said = []
+
+    def request(self, *, sampling_args: dict[str, Any] | None = None, output_cap: int | None = None) -> LMRequest:
+        """The request for the next reply."""
+        return LMRequest(messages=tuple(self._pending()), sampling_args=sampling_args or {}, output_cap=output_cap)
+
+    def news(self) -> list[dict[str, str]]:
+        """The messages added since the last call, for the trajectory."""
+        pending = self._pending()
+        new, self._told = pending[self._told :], len(pending)
+        return [{"role": m.role, "content": m.content} for m in new]
+
+    def _pending(self) -> list[Message]:
+        return [*self._messages, Message("user", "\n\n".join(self._said))] if self._said else self._messages

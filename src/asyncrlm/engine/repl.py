@@ -1,0 +1,247 @@
+"""`Repl`: a worker that people drive, without a model in charge."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from ..environments import Environment
+from ..environments import environment as find_environment
+from ..errors import ConfigurationError, LMError
+from ..ledger import Ledger, Need
+from ..lm.base import LMClient, LMReply, LMRequest, Message
+from ..lm.clients import ClientSpec, client_spec
+from ..lm.pacing import Gate, Pacers, reply_text
+from ..lm.routing import Router
+from ..repl.broker import SubCall, describe_error
+from ..repl.context import check_prompt_type, describe
+from ..repl.sandbox import Report
+from ..repl.scope import ResourceScope
+from ..repl.session import CellOutcome, Session
+from ..repl.tools import HostTools
+from ..types import ModelUsageSummary, REPLResult, RLMChatCompletion, UsageSummary
+
+DEFAULT_MAX_CONCURRENT_REQUESTS = 64
+"""Requests to the model in flight at once."""
+
+
+class Repl:
+    """Runs cells in a worker, as a model would have them run.
+
+        async with Repl(context="a long text", lm=ask) as repl:
+            result = await repl.execute("print(llm_query('What is this? ' + context))")
+
+    Args:
+        environment: The name of a kind of place, or an `Environment`.
+        environment_kwargs: Settings of the environment, if it is given by name.
+        context: Bound to `context` in cells: a str, bytes, a dict or list of plain data, or a `pathlib.Path` to a
+            text file of at most 256 MB. It is never changed.
+        lm: What `llm_query` asks: a backend's name or "provider/model", an `LMClient`, or an
+            `async def f(messages) -> str`. None: calls fail with a text that says so. `rlm_query` asks it too.
+        custom_tools: Name → value or host callable, or name → {"tool": …, "description": …}.
+        max_concurrent_requests: Requests to the model in flight at once.
+        on_subcall_error: What a failed call is in a cell: "return" a `FailedReply`, or "raise" a `SubcallError`.
+
+    Raises:
+        ConfigurationError: for an argument that can't be; the message names the right ones.
+    """
+
+    def __init__(
+        self,
+        environment: str | Environment = "local",
+        *,
+        environment_kwargs: Mapping[str, Any] | None = None,
+        context: Any = None,
+        lm: str | LMClient | Callable[..., Awaitable[Any]] | None = None,
+        custom_tools: Mapping[str, Any] | None = None,
+        max_concurrent_requests: int = DEFAULT_MAX_CONCURRENT_REQUESTS,
+        on_subcall_error: Literal["return", "raise"] = "return",
+    ) -> None:
+        self._state: Literal["new", "open", "closed"] = "new"
+        self._environment = find_environment(environment, environment_kwargs)
+        if context is not None:
+            check_prompt_type(context)
+            describe(context)
+        if on_subcall_error not in ("return", "raise"):
+            raise ConfigurationError(f'on_subcall_error must be "return" or "raise", not {on_subcall_error!r}')
+        if max_concurrent_requests < 1:
+            raise ConfigurationError(f"max_concurrent_requests must be at least 1, not {max_concurrent_requests}")
+        self._context = context
+        self._model = None if lm is None else Router(client_spec(lm))
+        self._tools = HostTools(custom_tools)
+        self._width = max_concurrent_requests
+        self._raise_errors = on_subcall_error == "raise"
+        self._stack: AsyncExitStack | None = None
+        self._session: Session | None = None
+        self._services: _Asking | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._state != "new":
+            raise RuntimeError("a Repl can be entered once")
+        async with AsyncExitStack() as stack:
+            scope = await stack.enter_async_context(ResourceScope())
+            self._services = _Asking(self._model, scope, self._width)
+            session = Session(
+                self._environment,
+                scope,
+                self._services,
+                tools=self._tools,
+                raise_errors=self._raise_errors,
+                show_values=True,
+            )
+            self._session = await stack.enter_async_context(session)
+            if self._context is not None:
+                await session.load("context", self._context)
+            await session.ready()
+            self._stack = stack.pop_all()
+        self._state = "open"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        self._state = "closed"
+        stack, self._stack = self._stack, None
+        return None if stack is None else await stack.__aexit__(kind, error, traceback)
+
+    async def load(self, name: str, value: Any) -> None:
+        """Bind another context, such as "context_1". What it may be and raises: as `context` of the constructor.
+
+        Raises:
+            SandboxLost: if no worker can be had, or it dies of it.
+        """
+        if not name.isidentifier():
+            raise ConfigurationError(f"{name!r} is no Python identifier")
+        await self._opened().load(name, value)
+
+    async def execute(self, code: str) -> REPLResult:
+        """Run one cell. What it raises is in the result, what the host can't do is raised here.
+
+        Cancelled, it kills the worker: the next cell runs in a fresh one.
+
+        Raises:
+            SandboxLost: if no worker can be had.
+            ProtocolError: if the worker was tampered with.
+            RuntimeError: if the Repl is not open, or another cell is under way.
+        """
+        session, services = self._opened(), self._services
+        calls: list[RLMChatCompletion] = []
+        if services is not None:
+            services.calls = calls
+        return _result(await session.execute(code), calls)
+
+    def _opened(self) -> Session:
+        if self._state != "open" or self._session is None:
+            raise RuntimeError(f"this Repl is {self._state}, not open: use `async with Repl(...) as repl`")
+        return self._session
+
+    @property
+    def report(self) -> Report | None:
+        """What isolation is in force where cells run; None until the worker was ready."""
+        return self._session.report if self._session is not None else None
+
+    def __repr__(self) -> str:
+        report = self.report
+        text = f"<Repl {self._environment.name}, {self._state}"
+        if report is not None:
+            held = {row: by for row, by in report.isolation.items() if by}
+            text += f"; python {report.python}" if report.python else ""
+            text += "; in force: " + (", ".join(f"{row}={by}" for row, by in held.items()) or "nothing")
+            missing = [row for row in report.isolation if row not in held]
+            text += f"; not in force: {', '.join(missing)}" if missing else ""
+        return text + ">"
+
+    def __del__(self) -> None:
+        if getattr(self, "_state", "") == "open":
+            warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
+
+
+class _Asking:
+    """Services that ask one model, and keep a record of each call."""
+
+    def __init__(self, model: Router | None, scope: ResourceScope, width: int) -> None:
+        self.calls: list[RLMChatCompletion] = []
+        """Where records go; another list for each cell."""
+        self._model = model
+        self._scope = scope
+        self._gate = Gate(width)
+        self._pacers = Pacers()
+        self._ledger = Ledger()
+
+    async def llm(self, call: SubCall) -> str:
+        record = RLMChatCompletion(root_model=call.model or "", prompt=call.prompt, response="")
+        self.calls.append(record)
+        began = time.monotonic()
+        try:
+            record.response = await self._ask(call, record)
+        except Exception as error:
+            record.error = describe_error(error)
+            raise
+        finally:
+            record.execution_time = time.monotonic() - began
+        return record.response
+
+    async def rlm(self, call: SubCall) -> str:
+        return await self.llm(call)
+
+    def limits(self) -> dict[str, Any]:
+        return self._ledger.left()
+
+    async def _ask(self, call: SubCall, record: RLMChatCompletion) -> str:
+        if self._model is None:
+            raise LMError("this Repl has no model to ask: give it one as `lm=`", kind="not_found")
+        spec: ClientSpec = self._model.sub(1, call.model)
+        record.root_model = spec.model
+        client = await spec.connect(self._scope.shared)
+        request = LMRequest(messages=_messages(call.prompt))
+        need = Need(model=spec.model, input_bytes=request.input_bytes(), output_cap=None, price=spec.price)
+        pacer = self._pacers.of(client)
+        reply = await pacer.send(
+            client, request, gate=self._gate, ledger=self._ledger, need=need, attempts=spec.attempts
+        )
+        record.usage_summary = _usage(spec.model, reply)
+        return reply_text(reply)
+
+
+def _messages(prompt: str | list[dict[str, Any]]) -> tuple[Message, ...]:
+    if isinstance(prompt, str):
+        return (Message("user", prompt),)
+    return tuple(Message(str(message["role"]), str(message["content"])) for message in prompt)
+
+
+def _usage(model: str, reply: LMReply) -> UsageSummary:
+    usage = reply.usage
+    summary = ModelUsageSummary(
+        total_calls=1,
+        total_input_tokens=usage.input_tokens or 0,
+        total_output_tokens=usage.output_tokens or 0,
+        total_cost=usage.cost,
+        cached_tokens=usage.cached_tokens or 0,
+        reasoning_tokens=usage.reasoning_tokens or 0,
+        complete=usage.input_tokens is not None and usage.output_tokens is not None,
+    )
+    return UsageSummary(model_usage_summaries={model: summary})
+
+
+def _result(outcome: CellOutcome, calls: list[RLMChatCompletion]) -> REPLResult:
+    error = None
+    if outcome.error is not None:
+        error = outcome.error.traceback or f"{outcome.error.type}: {outcome.error.message}"
+    if outcome.lost is not None:
+        error = outcome.lost if error is None else f"{error}\n{outcome.lost}"
+    stderr = outcome.stderr
+    if error is not None:
+        stderr = f"{stderr.rstrip()}\n{error}".lstrip("\n")
+    return REPLResult(
+        stdout=outcome.stdout,
+        stderr=stderr,
+        locals={name: outcome.values.get(name, kind) for name, kind in outcome.variables.items()},
+        execution_time=outcome.seconds,
+        llm_calls=calls,
+        final_answer=None if outcome.answer is None else outcome.answer.content,
+        error=error,
+    )

@@ -1,0 +1,137 @@
+"""What a run does for its cells: sub-calls to models, children, what is left of the limits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from ..errors import LimitError, LMError, RLMError
+from ..events import SubcallFinished, SubcallStarted
+from ..lm.base import LMReply, LMRequest, Message
+from ..lm.clients import ClientSpec
+from ..lm.pacing import reply_text
+from ..repl.session import SubCall
+from .plain import strip_thinking
+
+if TYPE_CHECKING:
+    from .run import Run
+
+PREVIEW = 80
+"""Characters of a prompt that callbacks and events of a starting sub-call show, as in the reference."""
+
+
+class RunServices:
+    """Serves the calls of one run's cells. Each call is served in a task of its own."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._tree = run.tree
+        self._started = 0
+
+    def limits(self) -> dict[str, Any]:
+        """What is left: money in USD, tokens, sub-calls, seconds; None where there is no limit."""
+        return self._tree.left()
+
+    async def llm(self, call: SubCall) -> str:
+        """One plain completion of a sub-model."""
+        spec = self._tree.router.sub(self._run.depth + 1, call.model)
+        return await self._observed(call, spec, lambda: self._ask(call, spec))
+
+    async def rlm(self, call: SubCall) -> str:
+        """A child run, or a plain completion where the depth limit allows no child."""
+        if self._run.depth + 1 >= self._tree.limits.max_depth:
+            return await self.llm(call)
+        spec = self._tree.router.root(call.model)
+        return await self._observed(call, spec, lambda: self._child(call, spec))
+
+    async def _ask(self, call: SubCall, spec: ClientSpec) -> tuple[str, LMReply | None, str | None]:
+        _refuse_schema(call)
+        self._count()
+        request = LMRequest(messages=_messages(call.prompt), sampling_args={})
+        seconds = self._tree.limits.subcall_timeout
+        reply: LMReply | None = None
+        with anyio.move_on_after(seconds):
+            reply = await self._tree.ask(spec, request, run_id=self._run.run_id)
+        if reply is None:
+            raise LMError(f"no reply within {seconds:g} s (subcall_timeout)", kind="timeout", retryable=True)
+        return strip_thinking(reply_text(reply)), reply, None
+
+    async def _child(self, call: SubCall, spec: ClientSpec) -> tuple[str, LMReply | None, str | None]:
+        _refuse_schema(call)
+        gate = self._tree.child_gate(self._run.depth + 1)
+        await gate.acquire()
+        try:
+            child = self._run.child(call.prompt, spec)
+            result = await child.execute()
+        finally:
+            gate.release()
+        return result.response, None, child.run_id
+
+    def _count(self) -> None:
+        try:
+            self._tree.ledger.count_subcall()
+        except LimitError as error:
+            self._tree.meet(error)
+            raise
+
+    async def _observed(
+        self, call: SubCall, spec: ClientSpec, serve: Callable[[], Awaitable[tuple[str, LMReply | None, str | None]]]
+    ) -> str:
+        """Serve a call between its two events and callbacks."""
+        tree, run, callbacks = self._tree, self._run, self._tree.configuration.callbacks
+        self._started += 1
+        number, started = self._started, time.perf_counter()
+        prompt = call.prompt if tree.watched or callbacks.on_subcall_start else ""
+        text = prompt if isinstance(prompt, str) else "\n\n".join(str(m.get("content", "")) for m in prompt)
+        if tree.watched:
+            tree.emit(
+                SubcallStarted(
+                    **run.stamp(), subcall=number, kind=call.kind, model=spec.model, prompt_preview=text[:PREVIEW]
+                )
+            )
+        await tree.callback(callbacks.on_subcall_start, run.depth + 1, spec.model, text[:PREVIEW])
+        response, reply, child_id, failure = "", None, None, None
+        try:
+            response, reply, child_id = await serve()
+            return response
+        except RLMError as error:
+            failure = error
+            raise
+        finally:
+            seconds = time.perf_counter() - started
+            if tree.watched:
+                usage = reply.usage if reply else None
+                tree.emit(
+                    SubcallFinished(
+                        **run.stamp(),
+                        subcall=number,
+                        kind=call.kind,
+                        model=spec.model,
+                        prompt=text,
+                        response=response,
+                        error=str(failure) if failure else None,
+                        error_kind=failure.kind if isinstance(failure, LMError) else None,
+                        child_run_id=child_id,
+                        input_tokens=usage.input_tokens if usage else None,
+                        output_tokens=usage.output_tokens if usage else None,
+                        cost=usage.cost if usage else None,
+                        seconds=seconds,
+                    )
+                )
+            if callbacks.on_subcall_complete is not None and (response or failure):
+                error = str(failure) if failure else None
+                await tree.callback(callbacks.on_subcall_complete, run.depth + 1, spec.model, seconds, error)
+
+
+def _messages(prompt: str | list[dict[str, Any]]) -> tuple[Message, ...]:
+    if isinstance(prompt, str):
+        return (Message("user", prompt),)
+    return tuple(Message(str(m.get("role", "user")), str(m.get("content", ""))) for m in prompt)
+
+
+def _refuse_schema(call: SubCall) -> None:
+    if call.schema is not None:
+        raise LMError("schema= is not supported yet; ask for JSON in the prompt and parse it", kind="bad_request")

@@ -1,0 +1,201 @@
+"""What a root run and its descendants share: one ledger, one gate, the listeners, the clients in use."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+
+from ..errors import LimitError, LMError
+from ..events import Event, LimitReached, ListenerFailed, RequestWaiting, UsageSettled
+from ..ledger import Ledger, Need, Settlement
+from ..lm.base import LMClient, LMReply, LMRequest
+from ..lm.clients import ClientSpec
+from ..lm.pacing import Gate, Pacer, Pacers
+from ..repl.scope import ResourceScope
+from .call import Call, Watching
+
+BYTES_PER_TOKEN = 4
+"""English text in today's tokenisers: what a prompt's size is estimated with when it is held against a window. Low on
+purpose: only what is surely too long is refused before it is sent."""
+
+
+class Tree:
+    """One root call and all below it. Passed down by argument, never found."""
+
+    def __init__(self, call: Call, scope: ResourceScope, watching: Watching) -> None:
+        limits = call.limits
+        configuration = call.configuration
+        self.configuration = configuration
+        self.limits = limits
+        self.scope = scope
+        self.run_id = call.run_id
+        self.sampling_args = call.sampling_args
+        self.show_values = watching.keeps_trajectory
+        self.router = configuration.router
+        self.gate = Gate(limits.max_concurrent_requests)
+        self.started = anyio.current_time()
+        self.deadline = self.started + limits.max_timeout if limits.max_timeout is not None else float("inf")
+        self.ledger = Ledger(
+            max_budget=limits.max_budget,
+            max_tokens=limits.max_tokens,
+            max_subcalls=limits.max_subcalls,
+            mode=limits.limits,
+            on_settle=self._settled,
+        )
+        self.limit: LimitError | None = None
+        """The first limit of the ledger that any run of the tree met. Once set, the tree is ending."""
+        self._listeners = list(watching.listeners)
+        self._child_gates: dict[int, Gate] = {}
+        self._clients: dict[Any, tuple[LMClient, Pacer]] = {}
+
+    # ---- listeners ----
+
+    @property
+    def watched(self) -> bool:
+        """Whether anybody listens: events that nobody hears are not made."""
+        return bool(self._listeners)
+
+    def emit(self, event: Event) -> None:
+        """Tell every listener. One that raises is told of to the others and dropped."""
+        for listener in tuple(self._listeners):
+            try:
+                listener(event)
+            except Exception as error:  # noqa: BLE001 - a listener is the user's code; its failure is an event
+                if listener in self._listeners:
+                    self._listeners.remove(listener)
+                self.emit(self.listener_failed(listener, error))
+
+    def listener_failed(self, listener: Any, error: Exception) -> ListenerFailed:
+        name = getattr(listener, "__qualname__", type(listener).__qualname__)
+        return ListenerFailed(
+            run_id=self.run_id, time=time.time(), listener=name, error=f"{type(error).__name__}: {error}"
+        )
+
+    async def callback(self, function: Callable[..., Any] | None, *arguments: Any) -> None:
+        """Call a callback of the user's; what it raises is an event, not a failed run."""
+        if function is None:
+            return
+        try:
+            outcome = function(*arguments)
+            if inspect.isawaitable(outcome):
+                await outcome
+        except Exception as error:  # noqa: BLE001 - as above
+            self.emit(self.listener_failed(function, error))
+
+    def _settled(self, settlement: Settlement) -> None:
+        if self.watched:
+            self.emit(
+                UsageSettled(
+                    run_id=self.run_id,
+                    time=time.time(),
+                    model=settlement.model,
+                    input_tokens=settlement.input_tokens,
+                    output_tokens=settlement.output_tokens,
+                    cached_tokens=settlement.cached_tokens,
+                    reasoning_tokens=settlement.reasoning_tokens,
+                    cost=settlement.cost,
+                    estimated=settlement.estimated,
+                )
+            )
+
+    # ---- limits ----
+
+    def meet(self, error: LimitError) -> None:
+        """Remember the first limit that was met; the tree ends with it unless an answer is ready."""
+        if self.limit is None:
+            self.limit = error
+            if self.watched:
+                self.emit(
+                    LimitReached(run_id=self.run_id, time=time.time(), limit=type(error).__name__, reason=str(error))
+                )
+
+    def child_gate(self, depth: int) -> Gate:
+        """Live children at `depth`: one gate a depth, so that a parent never holds what its children need."""
+        return self._child_gates.setdefault(depth, Gate(self.limits.max_concurrent_subcalls))
+
+    def left(self) -> dict[str, Any]:
+        """What `SHOW_LIMITS()` tells a cell; None where there is no limit."""
+        seconds = self.deadline - anyio.current_time()
+        return {**self.ledger.left(), "seconds": None if seconds == float("inf") else round(max(0.0, seconds), 3)}
+
+    # ---- asking ----
+
+    async def ask(self, spec: ClientSpec, request: LMRequest, *, run_id: str, closing: bool = False) -> LMReply:
+        """Send one request, gated, paid for and retried.
+
+        Raises:
+            LimitError: if the ledger has no room for it.
+            LMError: if the model could not be asked; kind "too_long" before anything is sent.
+        """
+        client, pacer = await self._client(spec)
+        size = request.input_bytes()
+        if spec.window is not None and size // BYTES_PER_TOKEN > spec.window:
+            raise LMError(
+                f"the prompt is too long for model {spec.model!r}: about {size // BYTES_PER_TOKEN:,} tokens "
+                f"({size:,} bytes), its window is {spec.window:,} tokens; ask about smaller pieces",
+                kind="too_long",
+            )
+        need = Need(
+            model=spec.model,
+            input_bytes=size,
+            output_cap=request.output_cap,
+            price=spec.price,
+            closing=closing,
+        )
+
+        def waiting(attempt: int, delay: float, error: LMError) -> None:
+            if self.watched:
+                self.emit(
+                    RequestWaiting(
+                        run_id=run_id,
+                        time=time.time(),
+                        model=spec.model,
+                        attempt=attempt,
+                        delay=delay,
+                        reason=str(error),
+                    )
+                )
+
+        try:
+            return await pacer.send(
+                client,
+                request,
+                gate=self.gate,
+                ledger=self.ledger,
+                need=need,
+                on_wait=waiting,
+                attempts=spec.attempts,
+            )
+        except LimitError as error:
+            self.meet(error)
+            raise
+
+    def hold_back(self, spec: ClientSpec, request: LMRequest, output_tokens: int) -> None:
+        """Keep room in the ledger for one last request like this one."""
+        self.ledger.hold_back(
+            Need(
+                model=spec.model,
+                input_bytes=request.input_bytes(),
+                output_cap=output_tokens,
+                price=spec.price,
+                closing=True,
+            )
+        )
+
+    async def _client(self, spec: ClientSpec) -> tuple[LMClient, Pacer]:
+        found = self._clients.get(spec.key)
+        if found is None:
+            client = await spec.connect(self.scope.shared)
+            pacers = await self.scope.shared("pacers", _open_pacers)
+            found = self._clients[spec.key] = client, pacers.of(client)
+        return found
+
+
+@asynccontextmanager
+async def _open_pacers() -> AsyncGenerator[Pacers]:
+    yield Pacers()

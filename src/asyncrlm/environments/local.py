@@ -1,0 +1,188 @@
+"""Cells on this machine: a process of its own for each run, confined as far as the kernel allows."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from msgspec.structs import force_setattr
+
+from asyncrlm.errors import ConfigurationError
+
+from ..repl.sandbox import Environment, Report, Sandbox, Scope, Settings
+from .units import parse_bytes
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+    from .local_template import Facts, Request
+
+# Rows of the report: what a cell may try. "strict" wants each held by something.
+ROWS = (
+    "read_outside",
+    "write_outside",
+    "network",
+    "other_processes",
+    "kernel",
+    "environment",
+    "memory",
+    "fork_bomb",
+    "disk",
+    "outliving",
+)
+_LOWEST_PID_MAX = 301
+_WORKER_DESCRIPTORS = 1024
+
+
+class LocalEnvironment(Environment, frozen=True, kw_only=True):
+    """Cells run in a worker process on this machine (Linux; x86_64 and aarch64 have every row of confinement).
+
+    A worker reads Python, its installed packages, the system's libraries, its context and `read_paths`; it writes its
+    working folder; it reaches no network, no other process, no environment variable of the host. chmod and utime do
+    nothing outside the working folder; where the kernel gives no mount namespace, they do nothing inside it either.
+
+    Raises:
+        ConfigurationError: for a value that can't be.
+    """
+
+    name: ClassVar[str] = "local"
+
+    isolation: Literal["auto", "strict", "none"] = "auto"
+    """"auto": what this machine gives. "strict": every row of the report, or a ConfigurationError at `open`. "none": no
+    confinement; only limits, and that nothing outlives its worker."""
+    read_paths: tuple[str | Path, ...] = ()
+    """Files and folders cells may read as well."""
+    workdir: str | Path | None = None
+    """A folder of yours that cells run in and write to; it stays. None: a new one for each worker, gone with it."""
+    python: str | Path | None = None
+    """Another interpreter (3.9 or later), with its own packages. None: this one."""
+    _mode: str = "auto"
+    _package: Path | None = None
+
+    def __post_init__(self) -> None:
+        check_settings(self.settings)
+        if self.isolation not in ("auto", "strict", "none"):
+            raise ConfigurationError(f'isolation={self.isolation!r}: use "auto", "strict" or "none"')
+        if isinstance(self.read_paths, str | Path):
+            raise ConfigurationError(f"read_paths={self.read_paths!r}: use a list of paths")
+        # Resolved here, once: it takes system calls, which have no place in `open`.
+        read_paths = tuple(Path(path).expanduser().resolve() for path in self.read_paths)
+        for given, path in zip(self.read_paths, read_paths, strict=True):
+            if not path.exists():
+                raise ConfigurationError(f"read_paths: {str(given)!r} does not exist")
+        force_setattr(self, "read_paths", read_paths)
+        if self.workdir is not None:
+            workdir = Path(self.workdir).expanduser().resolve()
+            if not workdir.is_dir():
+                raise ConfigurationError(f"workdir={str(self.workdir)!r} is not a folder")
+            force_setattr(self, "workdir", workdir)
+
+    async def open(self, scope: Scope) -> Sandbox:
+        if not sys.platform.startswith("linux"):
+            raise ConfigurationError(
+                f"the local environment does not run on {sys.platform} in this release: it needs Linux"
+            )
+        from .local_template import LocalTemplate  # noqa: PLC0415 - it needs what only POSIX has
+
+        python = os.fspath(self.python) if self.python is not None else sys.executable
+        packages = _host_packages() if self.python is None else []
+
+        def template() -> AbstractAsyncContextManager[LocalTemplate]:
+            return LocalTemplate(python, self._mode, packages, self._package)
+
+        shared = await scope.shared(("local", python, self._mode, self._package), template)
+        facts = shared.facts
+        report = Report(environment=self.name, python=facts.python, isolation=self._rows(facts))
+        if self.isolation == "strict" and (failing := [row for row in ROWS if not report.isolation[row]]):
+            raise ConfigurationError(
+                f'isolation="strict" does not hold here for {", ".join(failing)} (mode {facts.mode}, '
+                f'Landlock ABI {facts.landlock}); isolation="auto" takes what there is'
+            )
+        return await shared.worker(
+            self._request(facts, report),
+            report,
+            max(1, self.settings.max_output // 2),
+            depth=getattr(scope, "depth", None),
+            long_lived=getattr(scope, "long_lived", False),
+        )
+
+    def _request(self, facts: Facts, report: Report) -> Request:
+        from .local_template import Request  # noqa: PLC0415 - as above
+
+        settings, confine = self.settings, self.isolation != "none"
+        limits = {"CORE": 0, "NOFILE": _WORKER_DESCRIPTORS}
+        if (memory := parse_bytes("memory_limit", settings.memory_limit)) is not None:
+            limits["DATA"] = memory
+        file_size = parse_bytes("max_file_size", settings.max_file_size)
+        if file_size is not None:
+            limits["FSIZE"] = file_size
+        pid_max = None
+        if settings.max_processes is not None:
+            if facts.userns:
+                limits["NPROC"] = settings.max_processes + 1  # the warden is one of them
+            elif facts.pid_max:
+                pid_max = max(_LOWEST_PID_MAX, settings.max_processes + 2)
+        own_folder = self.workdir is None
+        return Request(
+            confine=confine,
+            read=[str(path) for path in self.read_paths],
+            work=None if self.workdir is None else str(self.workdir),
+            size=file_size if own_folder and confine and "readonly" in facts.mounts else None,
+            limits=limits,
+            pid_max=pid_max,
+            env={"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"},
+            in_force=report.isolation,
+        )
+
+    def _rows(self, facts: Facts) -> dict[str, str | None]:
+        """What holds each row with these settings on this machine."""
+        outliving = {"pidns": "pid namespace", "scope": "Landlock signal scope"}.get(facts.mode)
+        if self.isolation == "none":
+            return {row: outliving if row == "outliving" else None for row in ROWS}
+        settings, filtered = self.settings, facts.seccomp
+        landlock = f"Landlock ABI {facts.landlock}" if facts.landlock else None
+        seccomp = "seccomp" if filtered else None
+        read_only = "read-only mounts" if "readonly" in facts.mounts else None
+        own_processes = "pid namespace" if facts.mode == "pidns" else landlock if facts.landlock >= 6 else None
+        forks = None
+        if settings.max_processes is not None:
+            if facts.userns:
+                forks = "RLIMIT_NPROC in a user namespace"
+            elif facts.pid_max:
+                forks = "pid_max of the pid namespace"
+        sized = read_only and self.workdir is None and settings.max_file_size is not None
+        return {
+            "read_outside": landlock,
+            "write_outside": _both(landlock, read_only or seccomp) if landlock else read_only,
+            "network": seccomp,
+            "other_processes": _both(own_processes, seccomp),
+            "kernel": seccomp,
+            "environment": _both("clean exec", landlock),
+            "memory": _both("RLIMIT_DATA", seccomp) if settings.memory_limit is not None else None,
+            "fork_bomb": forks,
+            "disk": "sized tmpfs" if sized else None,
+            "outliving": outliving,
+        }
+
+
+def _both(first: str | None, second: str | None) -> str | None:
+    return f"{first}, {second}" if first and second else None
+
+
+def _host_packages() -> list[str]:
+    """Folders of installed packages on this interpreter's path: never the script's folder or an editable install's."""
+    return [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+
+
+def check_settings(settings: Settings) -> None:
+    """Raise ConfigurationError for the first value of the common settings that can't be."""
+    if settings.cell_timeout is not None and not settings.cell_timeout > 0:
+        raise ConfigurationError(f"cell_timeout={settings.cell_timeout!r}: use seconds above 0, or None for no limit")
+    parse_bytes("memory_limit", settings.memory_limit)
+    parse_bytes("max_file_size", settings.max_file_size)
+    if settings.max_processes is not None and settings.max_processes < 1:
+        raise ConfigurationError(f"max_processes={settings.max_processes!r}: use 1 or more, or None for no limit")
+    if settings.max_output < 1:
+        raise ConfigurationError(f"max_output={settings.max_output!r}: use 1 byte or more")

@@ -1,0 +1,375 @@
+"""The host's end of one local worker: its channel, its two output pipes, its pidfd."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import struct
+import termios
+from typing import TYPE_CHECKING, ClassVar
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+
+from ..repl.sandbox import Printed, Report, Sandbox
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+CHUNK = 1 << 18
+GRACE = 10.0
+"""Seconds `aclose` waits for a killed worker to be gone; the kernel needs milliseconds, a swapping machine more."""
+_YIELD_EVERY = 16
+
+
+class Output:
+    """One output stream of a worker. Kept: a head and a tail of at most `keep` bytes each; the rest is only counted."""
+
+    def __init__(self, fd: int, keep: int) -> None:
+        self.fd = fd
+        self._keep = keep
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._total = 0
+
+    def add(self, data: bytes) -> None:
+        self._total += len(data)
+        if (room := self._keep - len(self._head)) > 0:
+            self._head += data[:room]
+            data = data[room:]
+        if data:
+            self._tail += data[-self._keep :]
+            del self._tail[: -self._keep]
+
+    def drain(self) -> None:
+        """Read what the pipe holds now, and no more: a daemon may print for ever."""
+        left = struct.unpack("i", fcntl.ioctl(self.fd, termios.FIONREAD, bytes(4)))[0]
+        while left > 0:
+            try:
+                data = os.read(self.fd, min(left, CHUNK))
+            except BlockingIOError:
+                return
+            if not data:
+                return
+            self.add(data)
+            left -= len(data)
+
+    def take(self) -> Printed:
+        """What was written since the last call."""
+        omitted = self._total - len(self._head) - len(self._tail)
+        printed = Printed(head=bytes(self._head), tail=bytes(self._tail), omitted=omitted)
+        self._head.clear()
+        self._tail.clear()
+        self._total = 0
+        return printed
+
+    async def pump(self) -> None:
+        """Read until the last writer is gone or the descriptor is being closed."""
+        while True:
+            try:
+                await anyio.wait_readable(self.fd)
+                data = os.read(self.fd, CHUNK)
+            except BlockingIOError:
+                continue
+            except (anyio.ClosedResourceError, OSError):
+                return
+            if not data:
+                return
+            self.add(data)
+
+
+class LocalSandbox(Sandbox):
+    """A worker on this machine. Four descriptors; see `Sandbox` for what each method promises.
+
+    The channel reads as ended only after the warden has ended everything the worker started and its folder is gone.
+    """
+
+    passes_files: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        channel: socket.socket,
+        outputs: tuple[Output, Output],
+        files: Path,
+        report: Report,
+        *,
+        copies_passed: bool,
+        on_closed: Callable[[LocalSandbox], None],
+    ) -> None:
+        self.report = report
+        self._channel = channel
+        self._outputs = outputs
+        self._files = files
+        self._copies_passed = copies_passed
+        self._on_closed = on_closed
+        self._pidfd = -1
+        self._ahead = b""  # read before anybody asked, by `is_fresh`
+        self._ended = False  # the channel has ended: the worker is gone
+        self._killing = False
+        self._closing = False
+        self._closed: anyio.Event | None = None  # set once `aclose`, by whoever called it first, is through
+        self._at_once = 0
+
+    # ---- the channel ----
+
+    async def send(self, data: bytes) -> None:
+        left = memoryview(data)
+        while left:
+            sent = self.send_nowait(left)
+            left = left[sent:]
+            if not sent:
+                try:
+                    await anyio.wait_writable(self._channel)
+                except (anyio.ClosedResourceError, OSError, ValueError) as e:
+                    raise anyio.BrokenResourceError from e
+
+    def send_nowait(self, data: bytes | memoryview) -> int:
+        if self._closing:
+            raise anyio.BrokenResourceError
+        try:
+            return self._channel.send(data, _NO_SIGNAL)
+        except BlockingIOError:
+            return 0
+        except OSError as e:
+            raise anyio.BrokenResourceError from e
+
+    async def receive(self) -> bytes:
+        if self._ahead:
+            data, self._ahead = self._ahead, b""
+            return data
+        while not self._closing:
+            try:
+                data = self._read()
+            except BlockingIOError:
+                self._at_once = 0
+                try:
+                    await anyio.wait_readable(self._channel)
+                except anyio.ClosedResourceError:
+                    break
+                continue
+            if not data:
+                break
+            # A worker that never pauses must not keep the loop to itself.
+            self._at_once += 1
+            if self._at_once >= _YIELD_EVERY:
+                self._at_once = 0
+                self._ahead = data
+                await anyio.lowlevel.checkpoint()
+                self._ahead = b""
+            return data
+        raise anyio.EndOfStream
+
+    def _read(self) -> bytes:
+        """What the channel holds; b"" at its end."""
+        try:
+            data = self._channel.recv(CHUNK) if self._pidfd >= 0 else self._read_with_descriptor()
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            self._ended = True
+        return data
+
+    def _read_with_descriptor(self) -> bytes:
+        # The first byte carries the worker's pidfd; it is sent before the worker could run anything of a model's.
+        size = socket.CMSG_SPACE(array.array("i").itemsize)
+        data, ancillary, _, _ = self._channel.recvmsg(CHUNK, size, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+        for level, kind, raw in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                self._pidfd = array.array("i", raw[: array.array("i").itemsize])[0]
+                if self._killing:
+                    self.kill()
+        return data
+
+    def is_fresh(self) -> bool:
+        """Whether a worker started ahead is still there; what it has said meanwhile is kept for `receive`."""
+        while not self._ended and len(self._ahead) < CHUNK:
+            try:
+                self._ahead += self._read()
+            except BlockingIOError:
+                return True
+        return False
+
+    # ---- output ----
+
+    async def pump(self) -> None:
+        async with anyio.create_task_group() as group:
+            for output in self._outputs:
+                group.start_soon(output.pump)
+
+    def take_output(self) -> tuple[Printed, Printed]:
+        for output in self._outputs:
+            if not self._closing:
+                output.drain()
+        out, err = self._outputs
+        return out.take(), err.take()
+
+    # ---- files ----
+
+    async def put_file(self, name: str, chunks: Iterable[bytes]) -> str:
+        if name in ("", ".", "..") or "/" in name or "\0" in name:
+            raise ValueError(f"{name!r} is no plain file name")
+        return await anyio.to_thread.run_sync(self._write_file, self._files / name, chunks)
+
+    def _write_file(self, path: Path, chunks: Iterable[bytes]) -> str:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with open(fd, "wb", buffering=0) as file:  # noqa: PTH123 - a descriptor
+            for chunk in chunks:
+                if self._closing:
+                    raise anyio.BrokenResourceError
+                left = memoryview(chunk)
+                while left:
+                    left = left[file.write(left) :]
+        return str(path)
+
+    async def pass_file(self, path: Path) -> None:
+        fd = await anyio.to_thread.run_sync(self._open_to_pass, path)
+        try:
+            while True:
+                if self._closing:
+                    raise anyio.BrokenResourceError
+                try:
+                    socket.send_fds(self._channel, [b"\n"], [fd], _NO_SIGNAL)
+                except BlockingIOError:
+                    try:
+                        await anyio.wait_writable(self._channel)
+                    except (anyio.ClosedResourceError, OSError, ValueError) as e:
+                        raise anyio.BrokenResourceError from e
+                except OSError as e:
+                    raise anyio.BrokenResourceError from e
+                else:
+                    return
+        finally:
+            os.close(fd)
+
+    def _open_to_pass(self, path: Path) -> int:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        if not (self._copies_passed and os.fstat(fd).st_uid == os.geteuid()):
+            return fd
+        # A descriptor comes with the host's mount, which is not read-only: through it the owner's mode and times could
+        # be changed. So an owner's file is passed as an unnamed copy.
+        os.close(fd)
+        self._files.mkdir(mode=0o700, parents=True, exist_ok=True)
+        copy = self._files / f".pass-{os.urandom(8).hex()}"
+        try:
+            shutil.copyfile(path, copy)
+            return os.open(copy, os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            copy.unlink(missing_ok=True)
+
+    # ---- the worker ----
+
+    def interrupt(self) -> None:
+        self._signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        self._killing = True
+        if self._pidfd >= 0:
+            self._signal(signal.SIGKILL)
+        elif not self._ended and self._channel.fileno() >= 0:
+            # Not yet known: it has run nothing, ends when its channel does, and is killed as soon as it is known.
+            try:
+                self._channel.shutdown(socket.SHUT_WR)
+            except OSError:
+                self._ended = True
+
+    def _signal(self, number: int) -> None:
+        if self._pidfd < 0 or self._ended:
+            return
+        try:
+            signal.pidfd_send_signal(self._pidfd, number)
+        except ProcessLookupError:
+            return
+
+    def cpu_seconds(self) -> float | None:
+        if self._pidfd < 0:
+            return None
+        try:
+            fields = dict(line.split(":\t", 1) for line in _read_proc(f"self/fdinfo/{self._pidfd}").splitlines())
+            stat = _read_proc(f"{int(fields['Pid'])}/stat").rpartition(")")[2].split()
+        except (OSError, KeyError, ValueError):
+            return None
+        return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
+
+    # ---- the end ----
+
+    async def aclose(self) -> None:
+        if self._closed is not None:
+            with anyio.CancelScope(shield=True):
+                await self._closed.wait()
+            return
+        self._closed = anyio.Event()
+        self.kill()
+        self._closing = True
+        with anyio.CancelScope(shield=True):
+            try:
+                await self._wake_waiters()
+                with anyio.move_on_after(GRACE):
+                    await self._wait_for_end()
+                await self._wake_waiters()
+            finally:
+                self.release()
+                self._closed.set()
+
+    async def _wake_waiters(self) -> None:
+        # Closed under a waiting task, a descriptor stays registered with the loop, and may meanwhile be another file's.
+        for handle in (self._channel, *(output.fd for output in self._outputs)):
+            anyio.notify_closing(handle)
+        await anyio.lowlevel.checkpoint()
+
+    async def _wait_for_end(self) -> None:
+        while not self._ended:
+            try:
+                self._read()
+            except BlockingIOError:
+                await anyio.wait_readable(self._channel)
+
+    def release(self) -> None:
+        """Close the descriptors. The worker, if it is still there, reads the end of its channel and ends."""
+        self._closing = True
+        self._channel.close()
+        for output in self._outputs:
+            output.drain()  # so that what a killed cell had printed can still be taken
+            os.close(output.fd)
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+        self._on_closed(self)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closing else "ended" if self._ended else "open"
+        return f"<LocalSandbox {state}, Python {self.report.python}>"
+
+
+_NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
+
+
+def _read_proc(name: str) -> str:
+    # pread: these files are made up by the kernel and never block.
+    fd = os.open(f"/proc/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.pread(fd, 4096, 0).decode("ascii", "replace")
+    finally:
+        os.close(fd)
+
+
+def open_pipes(keep: int) -> tuple[tuple[Output, Output], tuple[int, int]]:
+    """Two output pipes: the ends the host reads, and those a worker writes."""
+    made: list[int] = []
+    try:
+        for _ in range(2):
+            made += os.pipe()
+    except OSError:
+        for fd in made:
+            os.close(fd)
+        raise
+    for fd in made[::2]:
+        os.set_blocking(fd, False)
+    outputs = Output(made[0], keep), Output(made[2], keep)
+    return outputs, (made[1], made[3])

@@ -1,0 +1,328 @@
+"""Progress of a tree of runs as plain lines, for people."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+from asyncrlm.events import (
+    CellFinished,
+    CellStarted,
+    Event,
+    LimitReached,
+    ListenerFailed,
+    ModelReplied,
+    RequestWaiting,
+    RunFinished,
+    RunStarted,
+    SandboxDied,
+    SandboxOpened,
+    SubcallFinished,
+    SubcallStarted,
+    ToolCalled,
+    TurnStarted,
+)
+
+from .text import one_line, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asyncrlm.types import UsageSummary
+
+INTERVAL: Final = 0.2
+"""Seconds between two lines about the same thing in progress, at least."""
+
+MAX_LINES: Final = 12
+"""Lines shown of one cell's code, or of what it printed."""
+
+_WIDTH: Final = 120
+_PENDING: Final = 1_000
+_STYLES: Final = {"head": "1", "dim": "2", "good": "32", "bad": "31", "warn": "33"}
+
+
+class Progress:
+    """A listener that writes what happens in a tree of runs, a line at a time.
+
+    Text of models and cells is written literally, without its terminal escapes and control characters. Colour is
+    used only on a terminal, and not where `NO_COLOR` is set. Writing never blocks the event loop (lines wait while
+    the reader of a pipe does not read) and never fails a run (a closed stream ends the writing).
+
+    Args:
+        stream: Where to write; None for standard error, as it is at the time of writing.
+        colour: True or False to force it.
+        clock: Seconds, monotonic; for tests.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO | None = None,
+        *,
+        colour: bool | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._lines = _Lines(stream)
+        self._colour = self._lines.wants_colour() if colour is None else colour
+        self._clock = clock
+        self._runs: dict[str, _Run] = {}
+        self._handlers: dict[type[Event], Callable[[Any], None]] = {
+            RunStarted: self._run_started,
+            SandboxOpened: self._sandbox_opened,
+            SandboxDied: self._sandbox_died,
+            TurnStarted: self._turn_started,
+            ModelReplied: self._model_replied,
+            CellStarted: self._cell_started,
+            CellFinished: self._cell_finished,
+            SubcallStarted: self._subcall_started,
+            SubcallFinished: self._subcall_finished,
+            ToolCalled: self._tool_called,
+            RequestWaiting: self._request_waiting,
+            LimitReached: self._limit_reached,
+            ListenerFailed: self._listener_failed,
+            RunFinished: self._run_finished,
+        }
+
+    def __call__(self, event: Event) -> None:
+        """Take one event; write a line if it is worth one."""
+        handler = self._handlers.get(type(event))
+        if handler is not None:
+            handler(event)
+        self._lines.flush()
+
+    # ---- writing -----------------------------------------------------------------------------------------------------
+
+    def _say(self, event: Event, text: str, style: str = "") -> None:
+        indent = "  " * event.depth + " " * (len(text) - len(text.lstrip(" ")))
+        line = indent + one_line(text, _WIDTH + 40)
+        if self._colour and style:
+            line = f"\x1b[{_STYLES[style]}m{line}\x1b[0m"
+        self._lines.add(line)
+
+    def _quote(self, event: Event, text: str, mark: str, style: str = "dim") -> None:
+        """Some lines of code or output, each behind `mark`."""
+        # Beyond this nothing can be shown, and cleaning 100 kB for a dozen lines would cost.
+        shown = printable(text[: MAX_LINES * _WIDTH * 2]).expandtabs(4).rstrip().split("\n")
+        more = text.rstrip().count("\n") + 1 - len(shown[:MAX_LINES])
+        for line in shown[:MAX_LINES]:
+            cut = line if len(line) <= _WIDTH else line[: _WIDTH - 3] + "..."
+            prefix = "  " * event.depth + f"    {mark} "
+            styled = f"\x1b[{_STYLES[style]}m{prefix}{cut}\x1b[0m" if self._colour else prefix + cut
+            self._lines.add(styled.rstrip())
+        if more > 0:
+            self._say(event, f"    {mark} ... {more:,} more lines", style)
+
+    def _of(self, event: Event) -> _Run:
+        return self._runs.setdefault(event.run_id, _Run())
+
+    # ---- events ------------------------------------------------------------------------------------------------------
+
+    def _run_started(self, event: RunStarted) -> None:
+        self._of(event)
+        what = "run" if event.parent_id is None else "child run"
+        models = event.root_model
+        subs = [name for name in event.sub_models if name != event.root_model]
+        if subs:
+            models += f" (sub-calls: {', '.join(subs)})"
+        unit = {"str": "characters", "Path": "characters", "bytes": "bytes"}.get(event.prompt_type, "characters")
+        size = f"{event.prompt_type}, {event.prompt_size:,} {unit}"
+        self._say(event, f"{what} {event.run_id[:8]}: {models}; context: {size}", "head")
+        if event.root_prompt:
+            self._say(event, f"  question: {event.root_prompt}")
+        if event.in_force:
+            self._say(event, f"  environment: {event.environment}; {_isolation(event.in_force)}", "dim")
+
+    def _sandbox_opened(self, event: SandboxOpened) -> None:
+        text = f"  environment: {event.environment}, ready in {event.seconds * 1000:.0f} ms"
+        self._say(event, f"{text}; {_isolation(event.in_force)}", "dim")
+
+    def _sandbox_died(self, event: SandboxDied) -> None:
+        then = "; a fresh one took its place, its variables are gone" if event.replaced else ""
+        self._say(event, f"  worker lost: {event.reason}{then}", "bad")
+
+    def _turn_started(self, event: TurnStarted) -> None:
+        self._of(event).turns = event.turn
+        self._say(event, f"  turn {event.turn}/{event.max_turns}", "head")
+
+    def _model_replied(self, event: ModelReplied) -> None:
+        tokens = ""
+        if event.input_tokens is not None and event.output_tokens is not None:
+            tokens = f", {event.input_tokens:,} -> {event.output_tokens:,} tokens"
+        self._say(event, f"  {event.model} replied in {event.seconds:.2f} s{tokens}")
+
+    def _cell_started(self, event: CellStarted) -> None:
+        self._of(event).begin_cell()
+        count = event.code.rstrip().count("\n") + 1
+        self._say(event, f"  cell {event.cell}, {count} line{'s' if count != 1 else ''}")
+        self._quote(event, event.code, "|")
+
+    def _cell_finished(self, event: CellFinished) -> None:
+        run = self._of(event)
+        if run.unsaid:
+            self._subcalls_line(event, run)
+        if event.stdout.strip():
+            self._quote(event, event.stdout, ">")
+        if event.stderr.strip():
+            self._quote(event, event.stderr, "!", "warn")
+        outcome = "done" if event.error is None else f"failed: {_last_line(event.error)}"
+        calls = ""
+        if event.subcalls:
+            failed = f", {event.failed_subcalls:,} failed" if event.failed_subcalls else ""
+            calls = f", {event.subcalls:,} sub-call{'s' if event.subcalls != 1 else ''}{failed}"
+        text = f"  cell {event.cell} {outcome} ({event.seconds:.2f} s{calls})"
+        self._say(event, text, "bad" if event.error is not None else "")
+
+    def _subcall_started(self, event: SubcallStarted) -> None:
+        run = self._of(event)
+        run.started += 1
+        run.unsaid = True
+        self._maybe_subcalls(event, run)
+
+    def _subcall_finished(self, event: SubcallFinished) -> None:
+        run = self._of(event)
+        run.finished += 1
+        run.failed += event.error is not None
+        run.unsaid = True
+        self._maybe_subcalls(event, run)
+
+    def _maybe_subcalls(self, event: Event, run: _Run) -> None:
+        now = self._clock()
+        if run.said_at is None:
+            # The first ones of a burst come together; a line at once would only say "1 of 1".
+            run.said_at = now
+        elif now - run.said_at >= INTERVAL:
+            run.said_at = now
+            self._subcalls_line(event, run)
+
+    def _subcalls_line(self, event: Event, run: _Run) -> None:
+        run.unsaid = False
+        failed = f", {run.failed:,} failed" if run.failed else ""
+        flight = run.started - run.finished
+        self._say(event, f"    sub-calls {run.finished:,}/{run.started:,}, {flight:,} in flight{failed}")
+
+    def _tool_called(self, event: ToolCalled) -> None:
+        outcome = f"raised {event.error}" if event.error is not None else f"returned {event.result_bytes:,} bytes"
+        self._say(event, f"    tool {event.name} {outcome} ({event.seconds:.2f} s)")
+
+    def _request_waiting(self, event: RequestWaiting) -> None:
+        run = self._of(event)
+        run.waits += 1
+        now = self._clock()
+        if run.wait_said_at is None or now - run.wait_said_at >= INTERVAL:
+            run.wait_said_at = now
+            times = f" ({run.waits:,} waits so far)" if run.waits > 1 else ""
+            text = f"    {event.model}: {event.reason}; attempt {event.attempt + 1} in {event.delay:.1f} s{times}"
+            self._say(event, text, "warn")
+
+    def _limit_reached(self, event: LimitReached) -> None:
+        self._say(event, f"  limit reached: {event.limit}: {event.reason}", "warn")
+
+    def _listener_failed(self, event: ListenerFailed) -> None:
+        self._say(event, f"  listener {event.listener} failed: {event.error}", "bad")
+
+    def _run_finished(self, event: RunFinished) -> None:
+        run = self._runs.pop(event.run_id, _Run())
+        totals = f"{run.turns} turn{'s' if run.turns != 1 else ''}, {event.seconds:.2f} s"
+        if event.parent_id is None:
+            totals += _totals(event.usage_summary)
+        if event.error is not None:
+            self._say(event, f"{event.stop_reason}: {event.error} ({totals})", "bad")
+            return
+        if event.response is not None:
+            self._say(event, f"  answer: {event.response}", "good")
+        self._say(event, f"stopped by {event.stop_reason} ({totals})", "head")
+
+
+@dataclass(slots=True)
+class _Run:
+    turns: int = 0
+    started: int = 0
+    finished: int = 0
+    failed: int = 0
+    unsaid: bool = False
+    said_at: float | None = None
+    waits: int = 0
+    wait_said_at: float | None = None
+
+    def begin_cell(self) -> None:
+        self.started -= self.finished
+        self.finished = self.failed = 0
+        self.said_at = None
+
+
+class _Lines:
+    """Lines on their way to a stream that may be slow, closed, or not there at all."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+        self._waiting: deque[str] = deque(maxlen=_PENDING)
+        self._broken = False
+
+    def _target(self) -> TextIO | None:
+        return self._stream if self._stream is not None else sys.stderr
+
+    def wants_colour(self) -> bool:
+        if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+            return False
+        try:
+            target = self._target()
+            return target is not None and target.isatty()
+        except (AttributeError, ValueError):
+            return False
+
+    def add(self, line: str) -> None:
+        self._waiting.append(line)
+
+    def flush(self) -> None:
+        """Write what can be written without waiting."""
+        target = self._target()
+        if self._broken or target is None:
+            self._waiting.clear()
+            return
+        try:
+            while self._waiting and _has_room(target):
+                target.write(_encodable(self._waiting[0], target) + "\n")
+                target.flush()
+                self._waiting.popleft()
+        except (OSError, ValueError):
+            # Closed, or its reader is gone: nobody is left to tell.
+            self._broken = True
+
+
+def _has_room(stream: TextIO) -> bool:
+    """Whether a line can be written to `stream` without waiting; a pipe with room has room for 4 KiB."""
+    try:
+        fd = stream.fileno()
+    except (OSError, ValueError, AttributeError):
+        return True
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    return bool(poll.poll(0))
+
+
+def _encodable(line: str, stream: TextIO) -> str:
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return line.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def _isolation(in_force: dict[str, Any]) -> str:
+    held = [name for name, holder in in_force.items() if holder]
+    open_ = [name for name, holder in in_force.items() if not holder]
+    if not held:
+        return "no isolation"
+    return f"isolation: {', '.join(held)}" + (f"; not in force: {', '.join(open_)}" if open_ else "")
+
+
+def _last_line(text: str) -> str:
+    return printable(text).rstrip().rpartition("\n")[2]
+
+
+def _totals(usage: UsageSummary) -> str:
+    text = f", {usage.total_calls:,} requests, {usage.total_input_tokens:,} + {usage.total_output_tokens:,} tokens"
+    if usage.total_cost is not None:
+        text += f", ${usage.total_cost:.4f}" if usage.total_cost else ", $0"
+    return text + ("" if usage.complete else " (partly estimated)")

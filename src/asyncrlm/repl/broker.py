@@ -1,0 +1,261 @@
+"""Serves the calls of one cell: a task per call, replies as they finish, one reply for each."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Literal, Protocol, cast
+
+import anyio
+import anyio.abc
+from msgspec import Struct
+
+from ..errors import LimitError, LMError, ProtocolError, RLMError
+from .clock import CellClock
+from .messages import Call, Cancel, Reply
+from .tools import HostTools, ToolFailure
+from .worker import codec
+
+PERMANENT = frozenset({"authentication", "permission", "unknown_model", "not_found", "quota"})
+"""Kinds of failure that asking again does not mend."""
+ENOUGH = 3
+"""The same permanent failure so many times in a cell raises in it, whatever `on_subcall_error` says."""
+MOST_TASKS = 16_384
+"""Calls served at once; what a worker's credit allows beyond that waits as frames, which are much smaller."""
+
+
+class SubCall(Struct, frozen=True):
+    """A cell asks a model (`llm`) or a child run (`rlm`)."""
+
+    kind: Literal["llm", "rlm"]
+    prompt: str | list[dict[str, Any]]
+    """A text, or messages with "role" and "content"."""
+    model: str | None
+    schema: Any
+    group: int | None
+    """Calls of one batch share it."""
+
+
+class Services(Protocol):
+    """What answers the sub-calls of cells."""
+
+    async def llm(self, call: SubCall) -> str:
+        """Ask a model. An error becomes the reply: `LMError` with its kind, `LimitError`, or any other."""
+        ...
+
+    async def rlm(self, call: SubCall) -> str:
+        """Start a child run and return its answer; errors as for `llm`."""
+        ...
+
+    def limits(self) -> dict[str, Any]:
+        """What `SHOW_LIMITS()` tells."""
+        ...
+
+
+class ToolRecord(Struct, frozen=True):
+    """One call of a host callable."""
+
+    name: str
+    error: str | None
+    """Class and text of the exception, if it raised."""
+    result_bytes: int
+    """Bytes of the reply to the worker."""
+    seconds: float
+
+
+class _Cancellable(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Broker:
+    """The calls of one cell.
+
+    `group` owns the tasks; whoever owns the group cancels it when the cell is over, and then calls `finish`.
+    """
+
+    def __init__(
+        self,
+        group: anyio.abc.TaskGroup,
+        reply: Callable[[Reply], int],
+        services: Services,
+        tools: HostTools,
+        clock: CellClock,
+        *,
+        limiter: anyio.CapacityLimiter,
+        on_tool: Callable[[ToolRecord], None] | None = None,
+    ) -> None:
+        self.subcalls = 0
+        """Calls of a model or a child so far."""
+        self.failures: dict[str, int] = {}
+        """Kind → how many of them failed that way."""
+        self._group = group
+        self._reply = reply
+        self._services = services
+        self._tools = tools
+        self._clock = clock
+        self._limiter = limiter
+        self._on_tool = on_tool
+        # anyio before 4.14 gives no handle to a task; there each call has a cancel scope of its own.
+        self._create_task: Callable[[Coroutine[Any, Any, None]], _Cancellable] | None
+        self._create_task = getattr(group, "create_task", None)
+        self._open: dict[int, _Cancellable | None] = {}  # every call taken and not replied; None while it waits
+        self._waiting: dict[int, Call] = {}  # those of `_open` that have no task yet, in order
+        self._tasks = 0
+        self._answer = {"llm": self._answer_subcall, "rlm": self._answer_subcall, "tool": self._answer_tool}
+
+    def take(self, call: Call) -> None:
+        """Start to serve a call. Does not wait.
+
+        Raises:
+            ProtocolError: if there is no such kind of call.
+        """
+        if call.kind == "limits":
+            self._reply(self._limits(call))
+            return
+        if call.kind not in self._answer:
+            raise ProtocolError(f"the worker made a call of the unknown kind {call.kind[:40]!r}")
+        if call.kind == "tool" and call.name not in self._tools.names:
+            raise ProtocolError(f"the worker called the unknown tool {str(call.name)[:40]!r}")
+        if not self._open:
+            self._clock.pause()
+        self._open[call.id] = None
+        if self._tasks < MOST_TASKS:
+            self._start(call)
+        else:
+            self._waiting[call.id] = call
+
+    def cancel(self, frame: Cancel) -> None:
+        """The cell no longer waits for this call."""
+        if self._waiting.pop(frame.id, None) is not None:
+            self._settle(_cancelled(frame.id))
+        elif (task := self._open.get(frame.id)) is not None:
+            task.cancel()
+
+    def finish(self) -> None:
+        """Answer what the end of the cell cut off before it had begun. To be called once the group is left."""
+        self._waiting.clear()
+        for number in list(self._open):
+            self._settle(_cancelled(number))
+
+    def _start(self, call: Call) -> None:
+        self._tasks += 1
+        if self._create_task is not None:
+            self._open[call.id] = self._create_task(self._serve(call))
+        else:
+            scope = self._open[call.id] = anyio.CancelScope()
+            self._group.start_soon(self._serve_within, scope, call)
+
+    async def _serve_within(self, scope: anyio.CancelScope, call: Call) -> None:
+        with scope:
+            await self._serve(call)
+
+    async def _serve(self, call: Call) -> None:
+        reply = None
+        began = time.perf_counter()
+        try:
+            reply = await self._answer[call.kind](call)
+        except anyio.get_cancelled_exc_class():
+            # asyncio's cancellation also comes out of awaiting a cancelled future. Here it would end the whole cell.
+            if anyio.current_effective_deadline() == -math.inf:
+                raise
+        finally:
+            # Also when something that is neither an answer nor an error came out: the cell must not wait for ever.
+            self._tasks -= 1
+            reply = reply or _cancelled(call.id)
+            size = self._settle(reply)
+            if self._waiting:
+                self._start(self._waiting.pop(next(iter(self._waiting))))
+            if self._on_tool is not None and call.kind == "tool":
+                error = None if reply.error is None else f"{reply.kind}: {reply.error}"
+                self._on_tool(ToolRecord(call.name or "", error, size, time.perf_counter() - began))
+
+    def _settle(self, reply: Reply) -> int:
+        del self._open[reply.id]
+        if not self._open:
+            self._clock.resume()
+        return self._reply(reply)
+
+    def _limits(self, call: Call) -> Reply:
+        try:
+            return Reply(id=call.id, value=codec.encode(self._services.limits()))
+        except Exception as error:  # noqa: BLE001 -- whatever the host's code raises is what the cell reads
+            return Reply(id=call.id, error=describe_error(error), kind="other")
+
+    # ---- models and children -----------------------------------------------------------------------------------------
+
+    async def _answer_subcall(self, call: Call) -> Reply:
+        self.subcalls += 1
+        try:
+            prompt = call.prompt
+            if type(prompt) is not str:
+                prompt = check_prompt(codec.decode(prompt))
+            schema = None if call.schema is None else codec.decode(call.schema)
+            kind = cast("Literal['llm', 'rlm']", call.kind)
+            serve = self._services.llm if kind == "llm" else self._services.rlm
+            text = await serve(SubCall(kind, prompt, call.model, schema, call.group))
+            return Reply(id=call.id, value=codec.encode(text))
+        except Exception as error:  # noqa: BLE001 -- a failed call fails its slot in the cell, nothing else
+            return self._failed(call, error)
+
+    def _failed(self, call: Call, raised: Exception) -> Reply:
+        error = innermost(raised)
+        retryable = False
+        if isinstance(error, LMError):
+            kind, retryable = error.kind, error.retryable
+        elif isinstance(error, LimitError):
+            kind = "limit"
+        else:
+            kind = "child" if call.kind == "rlm" else "other"
+        times = self.failures[kind] = self.failures.get(kind, 0) + 1
+        raises = kind in PERMANENT and times >= ENOUGH
+        return Reply(id=call.id, error=describe_error(error), kind=kind, retryable=retryable, raises=raises)
+
+    # ---- tools -------------------------------------------------------------------------------------------------------
+
+    async def _answer_tool(self, call: Call) -> Reply:
+        try:
+            value = await self._tools.call(call.name or "", call.args, call.kwargs, limiter=self._limiter)
+        except ToolFailure as failure:
+            return Reply(id=call.id, error=str(failure), kind=failure.kind, raises=True)
+        return Reply(id=call.id, value=value)
+
+
+def _cancelled(number: int) -> Reply:
+    return Reply(id=number, error="cancelled", kind="cancelled")
+
+
+def check_prompt(prompt: Any) -> str | list[dict[str, Any]]:
+    """The prompt of a sub-call, if it is one.
+
+    Raises:
+        LMError: if it is neither a text nor a list of messages.
+    """
+    if isinstance(prompt, str):
+        return prompt
+    messages = cast("list[Any]", prompt) if isinstance(prompt, list) else []
+    if messages and all(
+        isinstance(m, dict) and {"role", "content"} <= cast("dict[Any, Any]", m).keys() for m in messages
+    ):
+        return messages
+    text = 'a prompt must be a str or a list of {"role": ..., "content": ...} messages'
+    raise LMError(text, kind="bad_request")
+
+
+def innermost(error: BaseException) -> BaseException:
+    """The one error inside groups of one, as task groups wrap what their tasks raise."""
+    inner = error
+    while isinstance(inner, BaseExceptionGroup):
+        members = cast("tuple[BaseException, ...]", inner.exceptions)
+        if len(members) != 1:
+            return error
+        inner = members[0]
+    return inner
+
+
+def describe_error(error: BaseException) -> str:
+    """What a cell reads of an error of the host: its text, never its traceback."""
+    text = str(error).strip()
+    if isinstance(error, RLMError) and text:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,332 @@
+"""Frames over a sandbox's byte stream: parsing, checks, credit, and writing that nobody has to wait for.
+
+The reader never waits for the writer, a model or a gate: it hands each frame to a synchronous `Receiver` and reads on.
+So the worker can always write, and since it takes replies while it waits to write, no pair of them can block.
+
+Phases and what a worker may send in each (anything else is a `ProtocolError`):
+
+    starting   ready                    until the first `ready`
+    idle       cancel, output
+    loading    loaded, cancel, output   from `begin_load` until its `loaded`
+    cell       call, cancel, answer, done, output   from `begin_cell` until its `done`
+    any        exited, then only the end of the stream
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from pathlib import Path
+from typing import Literal, Protocol
+
+import anyio
+import anyio.lowlevel
+import msgspec
+
+from ..errors import ProtocolError
+from .messages import (
+    CREDIT,
+    MAX_FRAME,
+    PROTOCOL_VERSION,
+    Answer,
+    Call,
+    Cancel,
+    Done,
+    Exited,
+    FromWorker,
+    Loaded,
+    Output,
+    Ready,
+    Reply,
+    ToWorker,
+)
+from .sandbox import Exit, Sandbox
+
+FEW = 4
+"""Up to so many calls outstanding, a reply is sent at once; beyond, those of one pass of the loop travel together."""
+FAIR_FRAMES = 256
+"""Frames taken in a row before other tasks get their turn, so that a flood starves nobody."""
+FAIR_BYTES = 1 << 16
+GARBAGE_GRACE = 1.0
+"""Seconds in which `exited` must follow a line that is no frame; a worker killed while it writes leaves such a line."""
+MAX_OUTSTANDING = 1_000_000
+"""Calls without a reply; each costs the host more than its bytes."""
+
+Phase = Literal["starting", "idle", "loading", "cell", "closed"]
+
+_decode_frame = msgspec.json.Decoder(FromWorker).decode
+_encode_json = msgspec.json.Encoder().encode
+
+
+def encode_frame(frame: ToWorker) -> bytes:
+    """One line of ASCII JSON. Text that is no valid UTF-8 is escaped as JSON allows."""
+    try:
+        data = _encode_json(frame)
+    except (UnicodeEncodeError, OverflowError):
+        data = b"\xff"
+    if not data.isascii():
+        data = json.dumps(msgspec.to_builtins(frame), separators=(",", ":")).encode("ascii")
+    return data + b"\n"
+
+
+class FrameParser:
+    """Cuts a stream into lines; takes any chunking, skips blank lines, drops spaces around a frame.
+
+    Linear: each byte is copied into the partial line at most once, and out of it once.
+    """
+
+    def __init__(self, limit: int = MAX_FRAME) -> None:
+        self._limit = limit
+        self._partial = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The lines that `data` completes.
+
+        Raises:
+            ProtocolError: if a line is longer than the limit, complete or not.
+        """
+        lines = data.split(b"\n")
+        rest = lines.pop()
+        if lines and self._partial:
+            self._partial += lines[0]
+            lines[0] = bytes(self._partial)
+            self._partial = bytearray()
+        if rest:
+            self._partial += rest
+        if len(self._partial) > self._limit or any(len(line) > self._limit for line in lines):
+            raise ProtocolError(f"the worker sent a frame of more than {self._limit:,} bytes")
+        return [stripped for line in lines if (stripped := line.strip())]
+
+
+class Receiver(Protocol):
+    """Who hears a worker's frames. None of these may wait."""
+
+    def on_ready(self, frame: Ready) -> None: ...
+    def on_loaded(self, frame: Loaded) -> None: ...
+    def on_call(self, frame: Call) -> None: ...
+    def on_cancel(self, frame: Cancel) -> None: ...
+    def on_answer(self, frame: Answer) -> None: ...
+    def on_done(self, frame: Done) -> None: ...
+    def on_output(self, frame: Output) -> None: ...
+
+
+class Channel:
+    """The frames of one worker. `read` and `write` each run in a task of their own for as long as the worker lives."""
+
+    def __init__(
+        self, sandbox: Sandbox, receiver: Receiver, *, credit: int = CREDIT, max_frame: int = MAX_FRAME
+    ) -> None:
+        self._sandbox = sandbox
+        self._receiver = receiver
+        self._credit = credit
+        self._max_frame = max_frame
+        self._parser = FrameParser(max_frame)
+        self._phase: Phase = "starting"
+        self._expected = 0  # the id of the load or the number of the cell that the phase is about
+        self._outstanding: dict[
+            int, int
+        ] = {}  # call id → bytes of its frame; only `_on_call` adds, only `reply` removes
+        self._owed = 0  # the sum of those bytes
+        self._highest = -1  # the highest call id seen: a cancel beyond it is a lie
+        self._garbage: str | None = None
+        self._exit: Exit | None = None
+        self._out: deque[bytes | memoryview] = deque()
+        self._kick = anyio.Event()
+        self._sending = anyio.Lock(fast_acquire=True)  # held by whoever is inside `sandbox.send`
+
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    @property
+    def exit(self) -> Exit | None:
+        """What the worker's warden said about its end, or None if it has not (yet)."""
+        return self._exit
+
+    # ---- to the worker -----------------------------------------------------------------------------------------------
+
+    def begin_load(self, number: int) -> None:
+        """Expect `loaded` for this load, whose frame the caller sends next."""
+        self._begin("loading", number)
+
+    def begin_cell(self, number: int) -> None:
+        """Expect the frames of this cell, whose `execute` the caller sends next."""
+        self._begin("cell", number)
+
+    def _begin(self, phase: Phase, number: int) -> None:
+        if self._phase != "idle":
+            raise RuntimeError(f"the channel is {self._phase}, not idle")
+        self._phase, self._expected = phase, number
+
+    def close(self) -> None:
+        """Send nothing more and drop whatever still comes: the worker is being killed."""
+        self._phase = "closed"
+        self._out.clear()
+
+    def send(self, frame: ToWorker) -> None:
+        """Queue a frame; sent at once where nothing is ahead of it.
+
+        Raises:
+            ValueError: if the frame is longer than a frame may be.
+        """
+        data = encode_frame(frame)
+        if len(data) > self._max_frame:
+            raise ValueError(
+                f"{len(data):,} bytes in one message to the worker; at most {self._max_frame:,} are possible"
+            )
+        self._post(data, at_once=True)
+
+    async def send_with_file(self, frame: ToWorker, path: Path) -> None:
+        """Pass a descriptor of `path`, then the frame that tells the worker what to do with it.
+
+        Raises:
+            OSError: if the file can't be opened.
+            anyio.BrokenResourceError: if the worker is gone.
+        """
+        async with self._sending:
+            await self._flush()
+            await self._sandbox.pass_file(path)
+            await self._sandbox.send(encode_frame(frame))
+
+    def reply(self, reply: Reply) -> int:
+        """Answer one call, which gives its credit back, and return the size. Each call is answered exactly once."""
+        self._owed -= self._outstanding.pop(reply.id)
+        data = encode_frame(reply)
+        if len(data) > self._max_frame:
+            text = f"the result takes {len(data):,} bytes; at most {self._max_frame:,} can be handed to a cell"
+            data = encode_frame(Reply(id=reply.id, error=text, kind="too_long", raises=reply.raises))
+        self._post(data, at_once=len(self._outstanding) < FEW)
+        return len(data)
+
+    def _post(self, data: bytes, *, at_once: bool) -> None:
+        if self._phase == "closed":
+            return
+        if at_once and not self._out and not self._sending.locked():
+            sent = self._sandbox.send_nowait(data)
+            if sent == len(data):
+                return
+            self._out.append(memoryview(data)[sent:])
+        else:
+            self._out.append(data)
+        self._kick.set()
+
+    async def write(self) -> None:
+        """Send what is queued, until the worker is gone."""
+        try:
+            while True:
+                if not self._out:
+                    self._kick = anyio.Event()
+                    await self._kick.wait()
+                async with self._sending:
+                    await self._flush()
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            self.abandon()
+
+    async def _flush(self) -> None:
+        while self._out:
+            data = self._out.popleft() if len(self._out) == 1 else b"".join(self._out)
+            self._out.clear()
+            await self._sandbox.send(bytes(data))
+
+    def abandon(self) -> None:
+        """Kill the worker: what was sent to it can't be taken back, so nothing else would be sound."""
+        self.close()
+        self._sandbox.kill()
+
+    # ---- from the worker ---------------------------------------------------------------------------------------------
+
+    async def read(self) -> Exit:
+        """Hand over frames until the stream ends, and say how the worker ended.
+
+        Raises:
+            ProtocolError: the worker broke the protocol. It is still alive.
+        """
+        frames = unfair = 0
+        while (data := await self._receive()) is not None:
+            if self._phase == "closed":
+                continue
+            for line in self._parser.feed(data):
+                self._take(line)
+                frames += 1
+                if frames % FAIR_FRAMES == 0:
+                    await anyio.lowlevel.checkpoint()
+            unfair += len(data)
+            if unfair >= FAIR_BYTES:
+                unfair = 0
+                await anyio.lowlevel.checkpoint()
+        if self._garbage is not None and self._exit is None and self._phase != "closed":
+            raise ProtocolError(self._garbage)
+        return self._exit or Exit()
+
+    async def _receive(self) -> bytes | None:
+        try:
+            if self._garbage is None or self._exit is not None:
+                return await self._sandbox.receive()
+            with anyio.move_on_after(GARBAGE_GRACE):
+                return await self._sandbox.receive()
+        except (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
+            return None
+        raise ProtocolError(self._garbage)
+
+    def _take(self, line: bytes) -> None:
+        if self._phase == "closed":
+            return
+        try:
+            frame = _decode_frame(line)
+        except (ValueError, RecursionError) as error:
+            if self._garbage is None and self._exit is None:
+                # Not yet an error: a worker killed in the middle of a frame leaves a cut line before `exited`.
+                self._garbage = f"the worker sent what is no frame: {error} in {line[:60]!r}"
+                return
+            raise ProtocolError(self._garbage or "the worker sent what is no frame after its end") from None
+        if isinstance(frame, Exited):
+            self._exit = Exit(status=frame.status, reason=frame.reason[:1000])
+        elif self._garbage is not None:
+            raise ProtocolError(self._garbage)
+        elif isinstance(frame, Call):
+            self._on_call(frame, len(line) + 1)
+        else:
+            self._on_other(frame)
+
+    def _on_call(self, frame: Call, size: int) -> None:
+        if self._phase != "cell" or self._exit is not None:
+            raise self._out_of_phase("call")
+        if frame.id in self._outstanding:
+            raise ProtocolError(f"the worker used the id {frame.id} for two calls at once")
+        if self._outstanding and (self._owed + size > self._credit or len(self._outstanding) >= MAX_OUTSTANDING):
+            raise ProtocolError(f"the worker went beyond its credit of {self._credit:,} bytes of calls")
+        self._outstanding[frame.id] = size
+        self._owed += size
+        self._highest = max(self._highest, frame.id)
+        self._receiver.on_call(frame)
+
+    def _on_other(self, frame: FromWorker) -> None:
+        phase = self._phase
+        match frame:
+            case _ if self._exit is not None:
+                raise ProtocolError("the worker sent a frame after its end")
+            case Ready() if phase == "starting":
+                if frame.version != PROTOCOL_VERSION:
+                    raise ProtocolError(
+                        f"the worker speaks version {frame.version} of the protocol, not {PROTOCOL_VERSION}"
+                    )
+                self._phase = "idle"
+                self._receiver.on_ready(frame)
+            case Loaded() if phase == "loading" and frame.id == self._expected:
+                self._phase = "idle"
+                self._receiver.on_loaded(frame)
+            case Cancel() if phase != "starting" and frame.id <= self._highest:
+                if frame.id in self._outstanding:
+                    self._receiver.on_cancel(frame)
+            case Answer() if phase == "cell":
+                self._receiver.on_answer(frame)
+            case Done() if phase == "cell" and frame.cell == self._expected:
+                self._phase = "idle"
+                self._receiver.on_done(frame)
+            case Output() if frame.stream in (1, 2):
+                self._receiver.on_output(frame)
+            case _:
+                raise self._out_of_phase(type(frame).__name__.lower())
+
+    def _out_of_phase(self, name: str) -> ProtocolError:
+        return ProtocolError(f"the worker sent `{name}` where it may not (the channel is {self._phase})")

@@ -1,0 +1,273 @@
+"""One worker as the host sees it: its sandbox, its channel, and what its frames have said so far."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Awaitable, Callable
+
+import anyio
+
+from ..errors import ConfigurationError, ProtocolError, RLMError, SandboxLost
+from .broker import Broker
+from .channel import Channel
+from .context import LoadPlan
+from .messages import (
+    MAX_FRAME,
+    Answer,
+    Call,
+    Cancel,
+    Done,
+    Execute,
+    Init,
+    Load,
+    Loaded,
+    Output,
+    Ready,
+    Reply,
+)
+from .sandbox import Exit, Printed, Report, Sandbox
+
+START_TIMEOUT = 60.0
+"""Seconds a worker has to say `ready`."""
+MAX_CODE = MAX_FRAME // 12 - 1000
+"""Characters of a cell: each takes at most 12 bytes of a frame."""
+CLOSE_GRACE = 10.0
+"""Seconds to close a sandbox in, whatever is cancelled meanwhile."""
+
+
+class Link:
+    """A worker's life, from an open sandbox to a closed one. `run` is that life, in a task of its own."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
+        self.channel = Channel(sandbox, self)
+        self.report: Report = sandbox.report
+        self.ready = anyio.Event()
+        self.ended = anyio.Event()
+        self.exit: Exit | None = None
+        self.failure: Exception | None = None
+        """Why the host gave the worker up, if it did: a `ProtocolError`, or an error of the driver."""
+        self.broker: Broker | None = None  # of the running cell; set and unset by the session
+        self.answer: Answer | None = None
+        """The last ready `answer`, until it is no longer ready."""
+        self.done: Done | None = None
+        self.changed = anyio.Event()
+        """Set when what the session waits for has come (`loaded` or `done`), or never will."""
+        self.loaded: set[str] = set()
+        """Names of the variables that were loaded."""
+        self.told = False
+        """Whether its end has been told to who uses the session."""
+        self._why: str | None = None  # it was killed
+        self.prepared = False
+        """Whether the environment's `setup_code` has run."""
+        self._load_error: str | None = None
+        self._loads = 0
+        self._last_output: tuple[Printed, Printed] | None = None
+
+    @property
+    def alive(self) -> bool:
+        return not self.ended.is_set() and self.channel.phase != "closed"
+
+    # ---- the life ----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Read, write and pump until the worker is gone; then close the sandbox. Raises nothing but cancellation."""
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._guard, self.channel.write)
+                group.start_soon(self._guard, self.sandbox.pump)
+                await self._guard(self._read)
+                group.cancel_scope.cancel()
+        finally:
+            self.channel.close()
+            with anyio.move_on_after(CLOSE_GRACE, shield=True):
+                try:
+                    self._last_output = self.sandbox.take_output()
+                except OSError as error:
+                    self._fail(error)
+                self.ended.set()
+                self.ready.set()
+                self.changed.set()
+                await self._guard(self.sandbox.aclose)
+
+    async def _read(self) -> None:
+        try:
+            self.exit = await self.channel.read()
+        except ProtocolError as error:
+            self._fail(error)
+            self.channel.abandon()
+
+    async def _guard(self, step: Callable[[], Awaitable[object]]) -> None:
+        try:
+            await step()
+        except Exception as error:  # noqa: BLE001 -- a driver's failure ends this worker and is told to its session
+            self._fail(error)
+            self.channel.abandon()
+
+    def _fail(self, error: Exception) -> None:
+        if self.failure is None and self.channel.phase != "closed":
+            self.failure = error
+
+    def stop(self) -> None:
+        """Kill the worker and hear it out: what it had sent by then still counts. `ended` follows."""
+        self.sandbox.kill()
+
+    def kill(self, why: str) -> None:
+        """Kill the worker and hear nothing more of it. `ended` follows."""
+        if self.alive:
+            self._why = why
+        self.channel.abandon()
+
+    def take_output(self) -> tuple[Printed, Printed]:
+        """What was written to standard output and error since the last call."""
+        taken = self._last_output if self.ended.is_set() else self.sandbox.take_output()
+        self._last_output = None
+        return taken or (Printed(), Printed())
+
+    def fate(self) -> str:
+        """How the worker ended, for people and models to read."""
+        if self.failure is not None:
+            return str(self.failure)
+        if self._why is not None:
+            return self._why
+        status = self.exit.status if self.exit else None
+        reason = self.exit.reason if self.exit else ""
+        if status is None:
+            text = "it ended"
+        elif status < 0:
+            text = f"it was killed by signal {-status} ({_signal_name(-status)})"
+            if -status == signal.SIGKILL:
+                text += ", perhaps for using too much memory"
+        else:
+            text = f"it exited with code {status}"
+        return f"{text}: {reason}" if reason else text
+
+    # ---- requests ----------------------------------------------------------------------------------------------------
+
+    async def start(self, init: Init) -> None:
+        """Greet the worker and wait until it is ready.
+
+        Raises:
+            SandboxLost: if it ended, or said nothing in time.
+            ProtocolError: if it said something else.
+        """
+        self.channel.send(init)
+        with anyio.move_on_after(START_TIMEOUT):
+            await self.ready.wait()
+        if not self.ready.is_set():
+            self.kill("it was not ready in time")
+            raise SandboxLost(f"the worker was not ready within {START_TIMEOUT:g} s")
+        self.check()
+
+    def check(self) -> None:
+        """Raise what ended the worker, if it has ended."""
+        if isinstance(self.failure, RLMError):
+            raise self.failure
+        if self.ended.is_set():
+            printed = self.take_output()[1].text().strip()
+            raise SandboxLost(f"the worker is gone: {self.fate()}" + (f"\n{printed[-2000:]}" if printed else ""))
+
+    async def load(self, plan: LoadPlan, *, reserve: bool = True) -> None:
+        """Bind a variable.
+
+        Raises:
+            ConfigurationError: if the value can't be had or the worker refuses it.
+            SandboxLost: if the worker ends meanwhile.
+        """
+        self._loads += 1
+        number = self._loads
+        frame = Load(id=number, name=plan.name, form=plan.form, reserve=reserve)
+        self.changed = anyio.Event()
+        self._load_error = None
+        try:
+            if plan.path is not None and self.sandbox.passes_files:
+                frame.descriptor = True
+                self.channel.begin_load(number)
+                await self.channel.send_with_file(frame, plan.path)
+            else:
+                if plan.path is None and plan.content is None:
+                    frame.value = plan.value
+                else:
+                    frame.path = await self.sandbox.put_file(f"load-{number}", plan.chunks())
+                self.channel.begin_load(number)
+                self.channel.send(frame)
+            await self.changed.wait()
+        except OSError as error:
+            self.kill(f"{plan.name} could not be loaded")
+            raise ConfigurationError(f"{plan.name}: {error}") from error
+        except anyio.BrokenResourceError:
+            await self.ended.wait()
+        except BaseException:
+            # Cut off halfway, the worker waits for what nobody sends.
+            self.kill(f"it was killed because the loading of {plan.name} was cancelled")
+            raise
+        if self._load_error is not None:
+            raise ConfigurationError(f"{plan.name} could not be loaded: {self._load_error}")
+        self.check()
+        self.loaded.add(plan.name)
+
+    def begin_cell(self, number: int, code: str, broker: Broker) -> None:
+        """Send a cell, whose calls go to `broker`. `changed` is set once it is done or the worker has ended."""
+        self.changed = anyio.Event()
+        self.done = None
+        if not self.alive:
+            self.changed.set()
+            return
+        self.broker = broker
+        self.channel.begin_cell(number)
+        self.channel.send(Execute(cell=number, code=code))
+
+    def reply(self, reply: Reply) -> int:
+        return self.channel.reply(reply)
+
+    # ---- frames ------------------------------------------------------------------------------------------------------
+
+    def on_ready(self, frame: Ready) -> None:
+        report = self.sandbox.report
+        self.report = Report(
+            environment=report.environment,
+            python=report.python or frame.python[:200],
+            isolation={**frame.in_force, **report.isolation},
+        )
+        self.ready.set()
+
+    def on_loaded(self, frame: Loaded) -> None:
+        self._load_error = frame.error
+        self.changed.set()
+
+    def on_call(self, frame: Call) -> None:
+        if self.broker is not None:
+            self.broker.take(frame)
+
+    def on_cancel(self, frame: Cancel) -> None:
+        if self.broker is not None:
+            self.broker.cancel(frame)
+
+    def on_answer(self, frame: Answer) -> None:
+        self.answer = frame if frame.ready else None
+
+    def on_done(self, frame: Done) -> None:
+        self.done = frame
+        self.changed.set()
+
+    def on_output(self, frame: Output) -> None:
+        raise ProtocolError("the worker sent `output`, which this environment reads elsewhere")
+
+
+def check_code(code: str) -> None:
+    """Whether `code` can be sent as a cell.
+
+    Raises:
+        ConfigurationError: if it is no str, or too long for a frame.
+    """
+    if not isinstance(code, str):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers need not be typed
+        raise ConfigurationError(f"a cell must be a str, not {type(code).__name__}")
+    if len(code) > MAX_CODE:
+        raise ConfigurationError(f"a cell of {len(code):,} characters is too long; at most {MAX_CODE:,} are possible")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"

@@ -1,0 +1,382 @@
+"""Cells one after another in one worker, which is replaced when it dies."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self, cast
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+from msgspec import Struct, field
+
+from ..errors import ConfigurationError, RLMError, SandboxLost
+from .broker import Broker, Services, SubCall, ToolRecord
+from .clock import CellClock, Verdict
+from .context import LoadPlan, plan_load
+from .link import CLOSE_GRACE, Link, check_code
+from .messages import Answer, CellError, Init
+from .sandbox import Environment, Report, Scope
+from .tools import HostTools
+from .worker import codec
+
+GRACE = 2.0
+"""Seconds between the first interrupt of a cell and the kill."""
+SECOND_INTERRUPT = 0.6
+"""Seconds after which a cell is interrupted again: Python loses an interrupt that hits a `__del__` or a callback."""
+TOOL_THREADS = 64
+"""Plain tools of one session that run at the same time."""
+
+__all__ = ["CellOutcome", "Services", "Session", "SubCall", "SubmittedAnswer", "ToolRecord"]
+
+
+class SubmittedAnswer(Struct, frozen=True):
+    """An `answer` that was ready when the cell ended."""
+
+    content: str
+    """The text that a caller gets."""
+    value: Any
+    """The content itself."""
+    empty: bool
+    """Whether it is no answer at all: "", None or blank."""
+
+
+class CellOutcome(Struct, kw_only=True):
+    """What one cell did."""
+
+    stdout: str = ""
+    stderr: str = ""
+    error: CellError | None = None
+    variables: dict[str, str] = field(default_factory=dict[str, str])
+    """Name → type."""
+    values: dict[str, str] = field(default_factory=dict[str, str])
+    """Name → short repr, if asked for."""
+    seconds: float = 0.0
+    answer: SubmittedAnswer | None = None
+    """None unless ready at the end, or when the worker died."""
+    subcalls: int = 0
+    failures: dict[str, int] = field(default_factory=dict[str, int])
+    """Kind → how many sub-calls failed that way."""
+    lost: str | None = None
+    """What happened, for the model to read, if the worker died or was killed; the variables are gone then."""
+
+
+class Session:
+    """A worker, its contexts and its tools, as an async context manager that owns them and every task of them.
+
+    The worker is started in the background as the session is entered. One that died is replaced at the next `execute`
+    or `load`, with the contexts loaded again; its variables are gone. To be used by one task at a time.
+
+    Args:
+        environment: Where cells run.
+        scope: What outlives the session.
+        services: What answers the sub-calls of cells.
+        tools: The caller's own values and callables.
+        raise_errors: Whether a failed sub-call raises in the cell.
+        show_values: Whether outcomes have short reprs of the variables.
+        on_tool: Called after each call of a host callable.
+        on_sandbox: Called when a worker is ready, with what is in force and the seconds that took.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        scope: Scope,
+        services: Services,
+        *,
+        tools: HostTools | None = None,
+        raise_errors: bool = False,
+        show_values: bool = False,
+        on_tool: Callable[[ToolRecord], None] | None = None,
+        on_sandbox: Callable[[Report, float], None] | None = None,
+    ) -> None:
+        self._environment = environment
+        self._scope = scope
+        self._services = services
+        self._tools = tools or HostTools()
+        self._init = Init(raise_errors=raise_errors, show_values=show_values, tools=list(self._tools.names))
+        self._on_tool = on_tool
+        self._on_sandbox = on_sandbox
+        self._plans: dict[str, LoadPlan] = {}  # what each new worker gets, in this order
+        self._link: Link | None = None
+        self._starting = anyio.Lock()  # held by whoever replaces `_link`
+        self._start_error: Exception | None = None  # of the start in the background, for the next who needs the worker
+        self._obituary: str | None = None  # of a worker that died between two cells, for the next outcome
+        self._cells = 0
+        self._busy: str | None = None
+        self._group: anyio.abc.TaskGroup | None = None
+        self._closed = False
+        self._limiter = anyio.CapacityLimiter(TOOL_THREADS)
+
+    @property
+    def report(self) -> Report | None:
+        """What is in force where cells run; None until a worker was ready."""
+        return self._link.report if self._link is not None and self._link.ready.is_set() else None
+
+    @property
+    def answer(self) -> SubmittedAnswer | None:
+        """The answer that is ready now; None if none is."""
+        answer = self._link.answer if self._link is not None else None
+        return None if answer is None else _submitted(answer)
+
+    async def __aenter__(self) -> Self:
+        if self._group is not None or self._closed:
+            raise RuntimeError("a session can be entered once")
+        self._group = anyio.create_task_group()
+        await self._group.__aenter__()
+        self._group.start_soon(self._start_early)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        self._closed = True
+        group, link = self._entered(), self._link
+        with anyio.move_on_after(CLOSE_GRACE, shield=True):
+            if link is not None:
+                link.kill("its session was closed")
+                await link.ended.wait()
+        group.cancel_scope.cancel()
+        if isinstance(error, Exception):
+            # The group would wrap it. Its tasks raise nothing: what they meet is told through the link.
+            await group.__aexit__(None, None, None)
+            return None
+        return await group.__aexit__(kind, error, traceback)
+
+    async def ready(self) -> Report:
+        """Wait for the worker, and say what is in force there.
+
+        Raises:
+            SandboxLost: if it can't be had.
+            ConfigurationError: if `isolation="strict"` asks for what does not hold here.
+        """
+        return (await self._worker()).report
+
+    # ---- contexts ----------------------------------------------------------------------------------------------------
+
+    async def load(self, name: str, value: Any) -> None:
+        """Bind `name` in the worker, now and in each that replaces it. Before the session is entered: once it is.
+
+        Args:
+            name: Such as "context" or "history_1"; restored after each cell.
+            value: str, bytes, dict, list, a `pathlib.Path` to a text file, or other plain data. It is not changed, and
+                should not be changed by others while the session lives.
+
+        Raises:
+            ConfigurationError: if the value can't be loaded; the message names the offending item.
+            SandboxLost: if no worker can be had, or it dies while loading.
+        """
+        with self._exclusively("load"):
+            if isinstance(value, (str, bytes)):
+                plan = plan_load(name, value)
+            else:
+                plan = await anyio.to_thread.run_sync(plan_load, name, value, limiter=self._limiter)
+            if self._group is None:
+                self._plans[name] = plan
+                return
+            link = await self._worker()
+            await link.load(plan)
+            self._plans[name] = plan
+
+    # ---- cells -------------------------------------------------------------------------------------------------------
+
+    async def execute(self, code: str) -> CellOutcome:
+        """Run one cell to its end, and serve its calls meanwhile.
+
+        Cancelled, it kills the worker and with it all that the cell started.
+
+        Raises:
+            SandboxLost: if no worker can be had.
+            ProtocolError: if the worker sent what no honest worker sends.
+            RuntimeError: if another `execute` or `load` of this session is under way, or it isn't entered.
+        """
+        with self._exclusively("execute"):
+            check_code(code)
+            link = await self._worker()
+            setup = self._environment.settings.setup_code
+            if setup and not link.prepared:
+                await self._prepare(link, setup)
+            self._cells += 1
+            return await self._run_cell(link, self._cells, code)
+
+    async def _prepare(self, link: Link, setup: str) -> None:
+        outcome = await self._run_cell(link, 0, setup)
+        if outcome.lost is not None:
+            raise SandboxLost(f"setup_code ended the worker: {outcome.lost}")
+        if outcome.error is not None:
+            link.kill("its setup_code failed")
+            link.told = True
+            raise ConfigurationError(f"setup_code failed:\n{outcome.error.traceback or outcome.error.message}")
+        link.prepared = True
+
+    async def _run_cell(self, link: Link, number: int, code: str) -> CellOutcome:
+        began = time.monotonic()
+        clock = CellClock(self._environment.settings.cell_timeout, link.sandbox.cpu_seconds)
+        group = anyio.create_task_group()
+        broker = Broker(
+            group, link.reply, self._services, self._tools, clock, limiter=self._limiter, on_tool=self._on_tool
+        )
+        verdict: Verdict | None = None
+        async with group:
+            try:
+                link.begin_cell(number, code, broker)
+                verdict = await clock.wait(link.changed)
+                if verdict is not None:
+                    await self._stop(link)
+            except BaseException:
+                link.kill("it was killed because its cell was cancelled")
+                raise
+            finally:
+                group.cancel_scope.cancel()
+        broker.finish()
+        link.broker = None
+        return self._outcome(link, broker, verdict, time.monotonic() - began)
+
+    async def _stop(self, link: Link) -> None:
+        """Interrupt the cell, twice; kill the worker if that does not help."""
+        for seconds in (SECOND_INTERRUPT, GRACE - SECOND_INTERRUPT):
+            link.sandbox.interrupt()
+            with anyio.move_on_after(seconds):
+                await link.changed.wait()
+                return
+        link.stop()
+        await link.ended.wait()
+
+    def _outcome(self, link: Link, broker: Broker, verdict: Verdict | None, seconds: float) -> CellOutcome:
+        if isinstance(link.failure, RLMError) and link.done is None:
+            link.told = True
+            raise link.failure
+        stdout, stderr = (printed.text() for printed in link.take_output())
+        answer = link.answer
+        outcome = CellOutcome(
+            stdout=stdout,
+            stderr=stderr,
+            seconds=seconds,
+            answer=None if answer is None else _submitted(answer),
+            subcalls=broker.subcalls,
+            failures=broker.failures,
+        )
+        limit = self._environment.settings.cell_timeout
+        if link.done is None:
+            link.told = True
+            outcome.lost = _lost(link, verdict, limit)
+            return outcome
+        outcome.error = link.done.error
+        outcome.variables = link.done.variables
+        outcome.values = link.done.values
+        outcome.lost, self._obituary = self._obituary, None
+        if verdict is not None and outcome.error is not None and outcome.error.interrupted:
+            outcome.error.message = f"stopped: {_over(verdict, limit)}"
+            outcome.error.traceback = f"{outcome.error.traceback.rstrip()}\n{outcome.error.message}".lstrip()
+        return outcome
+
+    # ---- the worker --------------------------------------------------------------------------------------------------
+
+    async def _start_early(self) -> None:
+        try:
+            await self._worker()
+        except Exception as error:  # noqa: BLE001 -- raised to the next who needs the worker
+            self._start_error = error
+
+    async def _worker(self) -> Link:
+        """The living worker with everything loaded; a fresh one if there is none."""
+        async with self._starting:
+            if self._start_error is not None:
+                error, self._start_error = self._start_error, None
+                raise error
+            if self._closed:
+                raise RuntimeError("the session is closed")
+            if self._link is None or not self._link.alive:
+                return await self._replace()
+            return self._link
+
+    def _entered(self) -> anyio.abc.TaskGroup:
+        if self._group is None:
+            raise RuntimeError("the session is not entered: use `async with`")
+        return self._group
+
+    async def _replace(self) -> Link:
+        last = self._link
+        if last is not None:
+            await last.ended.wait()
+            if not last.told:
+                last.told = True
+                if isinstance(last.failure, RLMError):
+                    raise last.failure
+                self._obituary = _lost_between(last)
+        return await self._start()
+
+    async def _start(self) -> Link:
+        group = self._entered()
+        began = time.monotonic()
+        link = self._link = Link(await self._environment.open(self._scope))
+        group.start_soon(link.run)
+        try:
+            await link.start(self._init)
+            if self._on_sandbox is not None:
+                self._on_sandbox(link.report, time.monotonic() - began)
+            for name, value in self._tools.values.items():
+                await link.load(await anyio.to_thread.run_sync(_plan_tool, name, value, limiter=self._limiter))
+            for plan in self._plans.values():
+                await link.load(plan)
+        except BaseException:
+            link.kill("it could not be made ready")
+            link.told = True
+            raise
+        return link
+
+    @contextmanager
+    def _exclusively(self, what: str) -> Generator[None]:
+        if self._busy is not None:
+            raise RuntimeError(f"`{what}` while `{self._busy}` of the same session is under way: one at a time")
+        self._busy = what
+        try:
+            yield
+        finally:
+            self._busy = None
+
+
+def _plan_tool(name: str, value: Any) -> LoadPlan:
+    return plan_load(name, value, pickles=True)
+
+
+def _submitted(answer: Answer) -> SubmittedAnswer:
+    try:
+        value = codec.decode(answer.content)
+    except ValueError:
+        value = str(answer.content)
+    return SubmittedAnswer(content=_text_form(value), value=value, empty=answer.empty)
+
+
+def _text_form(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return str(cast("object", value))
+
+
+def _over(verdict: Verdict, limit: float | None) -> str:
+    if verdict == "cpu":
+        return f"the cell used more than {limit:g} s of CPU time (cell_timeout)"
+    return f"the cell ran for more than {limit:g} s (cell_timeout)"
+
+
+def _lost(link: Link, verdict: Verdict | None, limit: float | None) -> str:
+    if verdict is not None:
+        what = f"{_over(verdict, limit)} and did not stop when it was interrupted, so its process was killed"
+    else:
+        what = f"the process that ran the cell is gone: {link.fate()}"
+    return f"{what}. All variables are lost; `context` and tools are loaded again for the next cell."
+
+
+def _lost_between(link: Link) -> str:
+    return (
+        f"before this cell, the process that runs cells had gone: {link.fate()}. The cell ran in a fresh one: "
+        "all earlier variables are lost, `context` and tools were loaded again."
+    )

@@ -1,0 +1,126 @@
+"""`answer`: a dict that tells the host the moment it becomes ready."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from .wire import MAX_FRAME, dump
+
+
+def to_text(content: Any) -> str:
+    """What the caller gets: a str as it is, other values as JSON where they have that form, else `str(content)`."""
+    if isinstance(content, str):
+        return str.__str__(content)
+    if content is None:
+        return ""
+    try:
+        return json.dumps(content, ensure_ascii=False, allow_nan=False)
+    except Exception:
+        try:
+            return str(content)
+        except Exception as error:
+            return f"<{type(content).__name__} object; its str() raised {type(error).__name__}>"
+
+
+class Answer(dict[str, Any]):
+    """Calls `changed` after each change that it can see; `Submission.sync` at the end of a cell sees the rest."""
+
+    changed: Callable[[], None] = staticmethod(lambda: None)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        self.changed()
+
+    def __delitem__(self, key: str) -> None:
+        super().__delitem__(key)
+        self.changed()
+
+    def __ior__(self, other: Any) -> Any:
+        super().update(other)
+        self.changed()
+        return self
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        super().update(*args, **kwargs)
+        self.changed()
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        value = super().setdefault(key, default)
+        self.changed()
+        return value
+
+    def pop(self, *args: Any) -> Any:
+        value = super().pop(*args)
+        self.changed()
+        return value
+
+    def popitem(self) -> Any:
+        item = super().popitem()
+        self.changed()
+        return item
+
+    def clear(self) -> None:
+        super().clear()
+        self.changed()
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.__reduce__()
+
+
+class Submission:
+    """Keeps the host's idea of the answer equal to the cell's."""
+
+    def __init__(self, post: Callable[[bytes], bool]) -> None:
+        self._post = post
+        self._told: tuple[str, bool] | None = None
+        """What the host believes: content and whether it is empty; None while not ready."""
+        self.answer = Answer()
+        self.reset({"content": "", "ready": False})
+
+    def reset(self, value: Mapping[str, Any]) -> None:
+        """A new answer; the host, who asks for this, knows already."""
+        self.answer = Answer(value)
+        self.answer.changed = self.sync
+        self._told = None
+
+    def adopt(self, value: Any) -> None:
+        """What the name `answer` is bound to at the end of a cell: a plain dict counts, anything else does not."""
+        if value is not self.answer and isinstance(value, Mapping):
+            plain = dict(cast("Mapping[str, Any]", value))
+            super(Answer, self.answer).clear()
+            super(Answer, self.answer).update(plain)
+        self.sync()
+
+    def sync(self) -> None:
+        """Tell the host where it does not know.
+
+        Raises:
+            ValueError: if the content is too long for any frame.
+        """
+        now: tuple[str, bool] | None = None
+        if self._ready():
+            content = self.answer.get("content")
+            text = to_text(content)
+            now = text, not text or text.isspace()
+        if now == self._told:
+            return
+        if now is None:
+            frame = '{"t":"answer","ready":false}\n'
+        else:
+            empty = ',"empty":true' if now[1] else ""
+            frame = f'{{"t":"answer","ready":true{empty},"content":{dump(now[0])}}}\n'
+            if len(frame) > MAX_FRAME:
+                raise ValueError(f'answer["content"] is too long: {len(now[0]):,} characters')
+        if self._post(frame.encode("ascii")):
+            self._told = now
+
+    def _ready(self) -> bool:
+        try:
+            return bool(self.answer.get("ready"))
+        except Exception:  # an array of several truth values
+            return False

@@ -1,0 +1,192 @@
+"""The namespace and the cells that run in it."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import linecache
+import sys
+import types
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from . import report, spelling
+from .guard import leave
+from .replies import BUILTINS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .answer import Submission
+    from .loops import Loops
+    from .stdio import Stdio
+    from .wire import Wire
+
+MAX_VARIABLES = 200
+"""Most names that `done` lists."""
+MAX_VALUE = 200
+"""Characters of a value that `done` shows."""
+
+
+def no_input(prompt: object = "") -> NoReturn:
+    """In place of `input`: nobody is there to type."""
+    raise EOFError("input() is not available in a cell: nobody is there to type; the data is in `context`")
+
+
+class Namespace:
+    """The module `__main__` of the cells, and the names in it that are put back after each cell."""
+
+    def __init__(self, submission: Submission) -> None:
+        self.module = types.ModuleType("__main__")
+        self.names: dict[str, Any] = self.module.__dict__
+        self.submission = submission
+        self.reserved: dict[str, Any] = {}
+        self._builtins: dict[str, Any] = {**BUILTINS, "input": no_input}
+        for name in ("exit", "quit"):
+            if not hasattr(builtins, name):
+                self._builtins[name] = sys.exit
+
+    def reserve(self, name: str, value: Any) -> None:
+        """Bind `name` now and again after each cell."""
+        self.reserved[name] = value
+        self.names[name] = value
+
+    def restore(self) -> None:
+        """Put everything back that a cell must find. A context changed in place stays changed: a copy of it for each
+        cell would cost as much as the context."""
+        sys.modules["__main__"] = self.module
+        self.names.update(self.reserved)
+        self.names["answer"] = self.submission.answer
+        builtins.__dict__.update(self._builtins)
+        for name in BUILTINS:
+            self.names.pop(name, None)
+
+    def bound(self) -> dict[str, Any]:
+        """What cells have bound, oldest first."""
+        reserved = self.reserved
+        return {
+            name: value
+            for name, value in self.names.copy().items()
+            if type(name) is str
+            and name not in reserved
+            and name != "answer"
+            and not (name.startswith("__") and name.endswith("__"))
+        }
+
+    def show_vars(self) -> str:
+        """The variables that cells have bound, each with its type."""
+        bound = {name: value for name, value in self.bound().items() if not isinstance(value, types.ModuleType)}
+        if not bound:
+            return "No variables yet."
+        return "\n".join([f"{name}: {report.type_name(value)}" for name, value in bound.items()])
+
+
+class Cells:
+    """Runs cells, one after another, in one namespace."""
+
+    def __init__(self, wire: Wire, namespace: Namespace, stdio: Stdio, loops: Loops, *, confined: bool) -> None:
+        self.wire = wire
+        self.namespace = namespace
+        self.stdio = stdio
+        self.loops = loops
+        self.confined = confined
+        self.show_values = False
+        self.arm: Callable[[], None] = lambda: None
+        """Put the handler of SIGINT back, which a cell may have replaced."""
+
+    def run(self, cell: int, source: str) -> dict[str, Any]:
+        """Run one cell and return its `done` frame. Called, and left, with the guard up."""
+        guard = self.wire.guard
+        name = f"<cell {cell}>"
+        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+        sys.displayhook = show
+        error: BaseException | None = None
+        guard.stopped = guard.pending = False
+        self.wire.send({}, opens=True)
+        guard.armed = True
+        try:
+            guard.depth = 0
+            self._execute(source, name)
+        except BaseException as raised:
+            guard.depth = 1
+            error = raised
+        guard.depth = 1
+        guard.armed = guard.pending = False
+        if guard.child:
+            self._end_child(error)
+        if guard.stopped:
+            self.wire.stop()
+        return self._finish(cell, error)
+
+    def execute(self, source: str, name: str) -> None:
+        """Run code that is no cell; what it raises is raised."""
+        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+        self._execute(source, name)
+
+    def _execute(self, source: str, name: str) -> None:
+        if "asyncio" in source or "await" in source:
+            self.loops.loop()  # so that get_event_loop() finds one
+        names = self.namespace.names
+        for code in _compile(source, name):
+            if code.co_flags & inspect.CO_COROUTINE:
+                self.loops.top_level(eval(code, names))
+            else:
+                exec(code, names)
+
+    def _finish(self, cell: int, error: BaseException | None) -> dict[str, Any]:
+        namespace, guard = self.namespace, self.wire.guard
+        self.stdio.flush()
+        self.stdio.restore()
+        self.arm()
+        try:
+            namespace.submission.adopt(namespace.names.get("answer"))
+        except Exception as raised:  # an answer too long to be sent, or a mapping that can't be read
+            error = error or raised
+        namespace.restore()
+        done: dict[str, Any] = {"t": "done", "cell": cell}
+        bound = list(namespace.bound().items())[-MAX_VARIABLES:]
+        done["variables"] = {report.valid(name): report.valid(report.type_name(value)) for name, value in bound}
+        if self.show_values:
+            done["values"] = {
+                report.valid(name): report.short_repr(value, MAX_VALUE)
+                for name, value in bound
+                if not isinstance(value, (types.ModuleType, types.FunctionType, type))
+            }
+        if error is not None:
+            done["error"] = report.describe_error(error, interrupted=guard.stopped, confined=self.confined)
+            self.stdio.flush()
+        return done
+
+    def _end_child(self, error: BaseException | None) -> NoReturn:
+        """A process that the cell forked came to the end of the cell: its copy of everything ends here."""
+        status = 0
+        if isinstance(error, SystemExit):
+            status = error.code if isinstance(error.code, int) else int(error.code is not None)
+        elif error is not None:
+            status = 1
+            print(report.describe_error(error, interrupted=False, confined=False)["traceback"], file=sys.stderr)
+        self.stdio.flush()
+        leave(status & 0xFF)
+
+
+def _compile(source: str, name: str) -> list[types.CodeType]:
+    """The code of a cell; its last statement on its own if that is an expression, to be shown as a REPL does."""
+    tree = ast.parse(source, name)
+    if "lm_query" in source and ("asyncio" in source or "await" in source):
+        spelling.rewrite(tree)
+    body = tree.body
+    codes: list[types.CodeType] = []
+    last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
+    if body or last is None:
+        codes.append(compile(tree, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True))
+    if last is not None:
+        codes.append(
+            compile(ast.Interactive([last]), name, "single", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+        )
+    return codes
+
+
+def show(value: Any) -> None:
+    """`sys.displayhook` of cells."""
+    if value is not None:
+        print(report.short_repr(value, report.MAX_SHOWN))

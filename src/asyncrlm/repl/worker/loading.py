@@ -1,0 +1,69 @@
+"""Variables from the host: contexts, values of tools, setup code."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import pickle
+from typing import TYPE_CHECKING, Any
+
+from . import codec
+
+if TYPE_CHECKING:
+    from collections import deque
+
+
+def load(frame: dict[str, Any], descriptors: deque[int]) -> Any:
+    """The value of a `load` frame of any form but "code".
+
+    Raises:
+        ValueError: for text that is no UTF-8, or a value of an unknown form.
+    """
+    form = frame.get("form", "json")
+    if "value" in frame:
+        value = codec.decode(frame["value"])
+        if form == "pickle":
+            return pickle.loads(value)
+        return value
+    own = frame.get("path") is not None
+    if own:
+        fd = os.open(frame["path"], os.O_RDONLY | os.O_CLOEXEC)
+    elif frame.get("descriptor") and descriptors:
+        fd = descriptors.popleft()
+    else:
+        raise ValueError("nothing to load: no value, no path and no descriptor came")
+    try:
+        return _read(fd, form, own)
+    finally:
+        os.close(fd)
+        if own:
+            os.unlink(frame["path"])
+
+
+def _read(fd: int, form: str, own: bool) -> Any:
+    """Mapped, not read: a context of a gigabyte must not be there twice, not even for a moment."""
+    try:
+        data: Any = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+    except (ValueError, OSError):  # empty, or nothing that can be mapped
+        with open(fd, "rb", closefd=False) as file:
+            data = file.read()
+    try:
+        if form == "text":
+            # What the host encoded may hold lone surrogates; a user's own file is UTF-8 or refused.
+            return str(data, "utf-8", "surrogatepass" if own else "strict")
+        if form == "bytes":
+            return data[:]
+        if form == "json":
+            return codec.decode(json.loads(data[:]))
+        if form == "pickle":
+            return pickle.loads(data)
+        raise ValueError(f"unknown form {form!r}")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"the file is not UTF-8 text: byte 0x{error.object[error.start]:02x} at position {error.start:,} "
+            f"({error.reason}); pass its bytes, or text decoded with the right encoding"
+        ) from None
+    finally:
+        if isinstance(data, mmap.mmap):
+            data.close()

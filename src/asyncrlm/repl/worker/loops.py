@@ -1,0 +1,94 @@
+"""Event loops of cells: one that lives as long as the worker for top-level await, and `asyncio.run` inside it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+import types
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+_real_run: Callable[..., Any] = asyncio.run
+
+
+class Loops:
+    """The persistent loop and the replacement of `asyncio.run`."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop of top-level await, set as the main thread's current one."""
+        if self._loop is None or self._loop.is_closed():
+            self._loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self._loop)
+        return self._loop
+
+    def install(self) -> None:
+        asyncio.run = self.run
+
+    def run(self, main: Any, **options: Any) -> Any:
+        """Run a coroutine to its end, also where a loop runs already: then in a thread of its own.
+
+        Otherwise as `asyncio.run`.
+        """
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            try:
+                return _real_run(main, **options)
+            finally:
+                if self._loop is not None and threading.current_thread() is threading.main_thread():
+                    asyncio.set_event_loop(self._loop)  # asyncio.run leaves none; cells still say get_event_loop()
+        return _in_thread(lambda: _real_run(main, **options))
+
+    def top_level(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run the code of a cell that awaits. If it is interrupted, the tasks it left are cancelled."""
+        loop = self.loop()
+        asyncio.set_event_loop(loop)
+        task = loop.create_task(coroutine)
+        try:
+            return loop.run_until_complete(task)
+        except (KeyboardInterrupt, SystemExit) as error:
+            where = _suspended_at(coroutine)
+            left = asyncio.all_tasks(loop)
+            for other in left:
+                other.cancel()
+            if left:
+                loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            if where is not None:  # it hit the loop while it waited: show what the cell was waiting for
+                raise error.with_traceback(where) from None
+            raise
+
+
+def _suspended_at(coroutine: Any) -> types.TracebackType | None:
+    """A traceback through the coroutines that wait for one another, outermost first."""
+    frames: list[types.FrameType] = []
+    while getattr(coroutine, "cr_frame", None) is not None:
+        frames.append(coroutine.cr_frame)
+        coroutine = coroutine.cr_await
+    trace: types.TracebackType | None = None
+    for frame in reversed(frames):
+        trace = types.TracebackType(trace, frame, frame.f_lasti, frame.f_lineno)
+    return trace
+
+
+def _in_thread(function: Callable[[], Any]) -> Any:
+    outcome: list[Any] = []
+    failure: list[BaseException] = []
+
+    def target() -> None:
+        try:
+            outcome.append(function())
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(target,), name="asyncio.run")
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
+    return outcome[0]

@@ -1,0 +1,257 @@
+"""What the model reads of a cell: values, shortened, and errors, with a hint where a setting was in the way."""
+
+from __future__ import annotations
+
+import errno
+import linecache
+import os
+import socket
+import sys
+import traceback
+from typing import TYPE_CHECKING, Any, cast
+
+from .replies import Text, Texts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+MAX_TRACEBACK = 20_000
+"""Characters kept of a traceback: its head and, mostly, its tail."""
+MAX_SHOWN = 20_000
+"""Characters shown of the last expression of a cell."""
+_MAX_FRAMES = 60
+_DEEPEST = 20
+_PACKAGE = os.path.dirname(sys._getframe().f_code.co_filename) + os.sep  # pyright: ignore[reportPrivateUsage]
+_BRACKETS: dict[type, tuple[str, str]] = {list: ("[", "]"), tuple: ("(", ")"), set: ("{", "}"), dict: ("{", "}")}
+_type: Callable[[Any], Any] = type
+_bits: Callable[[Any], int] = int.bit_length
+
+
+def valid(text: str) -> str:
+    """`text` as valid Unicode: lone surrogates written as escapes."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def shorten(text: str, limit: int, head: float = 0.5) -> str:
+    """Head and tail of `text`, `limit` characters in all, and how much lies between."""
+    if len(text) <= limit:
+        return text
+    first = int(limit * head)
+    last = limit - first
+    return f"{text[:first]}\n[... {len(text) - limit:,} characters left out ...]\n{text[len(text) - last :]}"
+
+
+def type_name(value: Any) -> str:
+    """The type that a reader of the cell would name."""
+    kind = _type(value)
+    if kind is Text:
+        return "str"
+    if kind is Texts:
+        return "list"
+    return kind.__name__
+
+
+class _FullError(Exception):
+    """The room for a repr is used up."""
+
+
+class _Writer:
+    """Writes a repr into a bounded space, without ever making one that is much longer."""
+
+    def __init__(self, limit: int) -> None:
+        self.left = limit
+        self.parts: list[str] = []
+        self.above: list[Any] = []
+
+    def put(self, text: str) -> None:
+        if len(text) > self.left:
+            self.parts.append(text[: self.left])
+            raise _FullError
+        self.parts.append(text)
+        self.left -= len(text)
+
+    def value(self, value: Any) -> None:
+        kind = _type(value)
+        if kind in _BRACKETS:
+            self.container(value, *_BRACKETS[kind])
+        elif kind is Texts:
+            self.container(value, "[", "]")
+        elif isinstance(value, (str, bytes, bytearray)) and len(value) > self.left:
+            self.put(repr(value[: self.left]))
+            raise _FullError
+        elif kind is int and _bits(value) > 4 * self.left:
+            self.put(f"<int of {_bits(value):,} bits>")
+        elif isinstance(value, (list, tuple, set, frozenset, dict)) and len(cast("list[Any]", value)) > self.left:
+            self.put(f"<{kind.__name__} of {len(cast('list[Any]', value)):,} items>")
+        else:
+            self.put(_own_repr(value))
+
+    def container(self, value: Any, opening: str, closing: str) -> None:
+        if any(value is other for other in self.above) or len(self.above) >= _DEEPEST:
+            self.put(f"{opening}...{closing}")
+            return
+        if not value and type(value) is set:
+            self.put("set()")
+            return
+        self.above.append(value)
+        self.put(opening)
+        separator = ""
+        if isinstance(value, dict):
+            for key, item in cast("dict[Any, Any]", value).items():
+                self.put(separator)
+                separator = ", "
+                self.value(key)
+                self.put(": ")
+                self.value(item)
+        else:
+            for item in value:
+                self.put(separator)
+                separator = ", "
+                self.value(item)
+        self.put(",)" if opening == "(" and len(cast("list[Any]", value)) == 1 else closing)
+        self.above.pop()
+
+
+def _own_repr(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception as error:
+        return f"<{type(value).__name__} object; its repr() raised {type(error).__name__}>"
+    return text if type(text) is str else str.__str__(text)
+
+
+def short_repr(value: Any, limit: int) -> str:
+    """`repr(value)`, cut after about `limit` characters. Never raises, whatever `value` does."""
+    writer = _Writer(limit)
+    try:
+        writer.value(value)
+    except _FullError:
+        size = f" (length {len(value):,})" if isinstance(value, (str, bytes, bytearray, *_BRACKETS)) else ""  # pyright: ignore[reportUnknownArgumentType]
+        return valid("".join(writer.parts)) + "..." + size
+    except Exception as error:  # a container that changes while it is read, a key that can't be looked up
+        return f"<{type_name(value)} object; its repr() raised {type(error).__name__}>"
+    return valid("".join(writer.parts))
+
+
+# ---- errors ----------------------------------------------------------------------------------------------------------
+
+
+def describe_error(error: BaseException, *, interrupted: bool, confined: bool) -> dict[str, Any]:
+    """The `CellError` of what a cell raised."""
+    frame: dict[str, Any] = {"type": valid(type(error).__name__)}
+    try:
+        message = str(error)
+    except Exception as failure:
+        message = f"<its str() raised {type(failure).__name__}>"
+    text = _traceback(error)
+    if isinstance(error, SystemExit):
+        text += "The cell ended here; its variables are kept.\n"
+    if confined and not interrupted:
+        hint = _hint(error)
+        if hint:
+            text += hint + "\n"
+    frame["message"] = valid(shorten(message, MAX_TRACEBACK))
+    frame["traceback"] = valid(shorten(text, MAX_TRACEBACK, head=0.25))
+    if interrupted:
+        frame["interrupted"] = True
+    return frame
+
+
+def _traceback(error: BaseException) -> str:
+    trace = error.__traceback__
+    while trace is not None and not trace.tb_frame.f_code.co_filename.startswith("<cell "):
+        trace = trace.tb_next
+    if isinstance(error, SyntaxError):
+        _find_line(error)
+    try:
+        report = traceback.TracebackException(type(error), error, trace, compact=True)
+        _trim(report)
+        return "".join(report.format())
+    except Exception as failure:
+        return f"{type(error).__name__}: <the traceback could not be shown: {type(failure).__name__}>\n"
+
+
+def _find_line(error: SyntaxError) -> None:
+    """The compiler gives no source line for errors it finds after parsing."""
+    if error.text is None and error.filename and isinstance(error.lineno, int):
+        error.text = linecache.getline(error.filename, error.lineno) or None
+
+
+def _trim(report: traceback.TracebackException) -> None:
+    """Leave out the worker's own frames, and the middle of a very deep stack."""
+    todo = [report]
+    seen: set[int] = set()
+    while todo:
+        part = todo.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        frames = [frame for frame in part.stack if not frame.filename.startswith(_PACKAGE)]
+        if len(frames) > _MAX_FRAMES:
+            frames = frames[: _MAX_FRAMES // 3] + frames[-2 * _MAX_FRAMES // 3 :]
+        part.stack[:] = frames
+        todo.extend(other for other in (part.__cause__, part.__context__) if other is not None)
+        todo.extend(getattr(part, "exceptions", None) or ())
+
+
+_SETTING = '[sandbox] {what}; {how} in environment_kwargs of the "local" environment allows it.'
+
+
+def _hint(error: BaseException) -> str | None:
+    """One line that names the setting which allows what was denied."""
+    for cause in _causes(error):
+        found = _denied(cause)
+        if found is not None:
+            return _SETTING.format(what=found[0], how=found[1])
+    return None
+
+
+def _causes(error: BaseException) -> Iterable[BaseException]:
+    todo: list[Any] = [error]
+    seen: set[int] = set()
+    while todo and len(seen) < 20:
+        cause = todo.pop(0)
+        if not isinstance(cause, BaseException) or id(cause) in seen:
+            continue
+        seen.add(id(cause))
+        yield cause
+        todo += [cause.__cause__, cause.__context__, getattr(cause, "reason", None)]
+        todo += [*cause.args[:3], *(getattr(cause, "exceptions", None) or ())[:5]]
+
+
+def _denied(error: BaseException) -> tuple[str, str] | None:
+    number = error.errno if isinstance(error, OSError) else None
+    if isinstance(error, MemoryError) or number == errno.ENOMEM:
+        return "the process is out of its memory", "a larger memory_limit"
+    if isinstance(error, socket.gaierror):
+        return "there is no network here", 'isolation="none"'
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        return "no more threads or processes may be started", "a larger max_processes"
+    if number == errno.EAGAIN and "fork" in _last_line(error):
+        return "no more threads or processes may be started", "a larger max_processes"
+    if number in (errno.EFBIG, errno.ENOSPC):
+        return "a file may not grow any further", "a larger max_file_size"
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        if getattr(error, "filename", None) is not None:
+            return (
+                "files outside the working folder, Python and its packages can't be reached",
+                'read_paths=[...] (to read) or isolation="none"',
+            )
+        if _inside_socket(error):
+            return "there is no network here", 'isolation="none"'
+        return "this is not allowed here", 'isolation="none"'
+    return None
+
+
+def _last_line(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__, limit=-1)
+    return f"{frames[-1].filename} {frames[-1].name} {frames[-1].line}" if frames else ""
+
+
+def _inside_socket(error: BaseException) -> bool:
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename.endswith(("socket.py", "asyncio/base_events.py")):
+            return True
+        trace = trace.tb_next
+    return "socket" in _last_line(error) or "connect" in _last_line(error)

@@ -1,0 +1,196 @@
+"""The functions that a cell finds: sub-calls, tools, and what is there and left."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from . import codec
+from .replies import FailedReply, SubcallError, Text, Texts
+from .wire import MAX_FRAME, dump
+
+if TYPE_CHECKING:
+    from .calls import Calls
+
+_Frame = dict[str, Any]
+
+
+def check_prompt(prompt: Any, where: str = "prompt") -> None:
+    """Raise TypeError or ValueError unless `prompt` is a prompt: text, or a list of messages."""
+    if isinstance(prompt, str):
+        if not prompt or prompt.isspace():
+            raise ValueError(f"{where} is empty")
+        return
+    if not isinstance(prompt, (list, tuple)):
+        hint = (
+            "; decode it first"
+            if isinstance(prompt, (bytes, bytearray))
+            else "; use str(...), json.dumps(...) or an f-string"
+        )
+        raise TypeError(
+            f"{where} must be a str or a list of messages {{'role': ..., 'content': ...}}, not {type(prompt).__name__}"
+            + hint
+        )
+    if not prompt:
+        raise ValueError(f"{where} is empty")
+    for index, message in enumerate(cast("Sequence[Any]", prompt)):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:  # pyright: ignore[reportUnknownMemberType]
+            raise TypeError(
+                f"{where}[{index}] must be a message {{'role': ..., 'content': ...}}, not {_describe(message)}"
+            )
+    if all(_is_blank(message["content"]) for message in cast("Sequence[Any]", prompt)):
+        raise ValueError(f"{where} is empty")
+
+
+def _is_blank(content: Any) -> bool:
+    return content is None or (isinstance(content, str) and not content.strip())
+
+
+def _describe(message: Any) -> str:
+    if isinstance(message, str):
+        return "a str (a batch of prompts goes to the _batched function)"
+    return (
+        f"{type(message).__name__}{f' with keys {sorted(map(str, message))[:5]}' if isinstance(message, dict) else ''}"  # pyright: ignore[reportUnknownArgumentType]
+    )
+
+
+def check_batch(prompts: Any, name: str) -> list[Any]:
+    """The prompts of a batch as a list, each checked."""
+    if isinstance(prompts, (str, bytes, dict)) or not isinstance(prompts, Iterable):
+        raise TypeError(f"{name} takes a list of prompts, not {type(prompts).__name__}")  # pyright: ignore[reportUnknownArgumentType]
+    batch = list(cast("Iterable[Any]", prompts))
+    for index, prompt in enumerate(batch):
+        check_prompt(prompt, f"prompts[{index}]")
+        # Where a prompt may be too long, it is encoded once more rather than half the batch be sent and paid for.
+        if isinstance(prompt, str) and len(prompt) * 12 > MAX_FRAME and len(dump(prompt)) > MAX_FRAME - 4096:
+            raise ValueError(f"prompts[{index}] is too long to be sent: {len(prompt):,} characters")
+    return batch
+
+
+class Surface:
+    """Makes the functions, bound to the calls of one worker."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self.raise_errors = False
+        """A failed sub-call raises."""
+
+    def queries(self) -> dict[str, Callable[..., Any]]:
+        """The eight functions that ask a model or a child."""
+        out: dict[str, Callable[..., Any]] = {}
+        for kind, what in (("llm", "a language model"), ("rlm", "a child that has its own REPL")):
+            for function, doc in (
+                (self._one(kind), f"Ask {what} and wait for its reply."),
+                (self._batch(kind), f"Ask {what} each of the prompts, all at the same time; the replies in order."),
+                (self._async_one(kind), f"Ask {what}; to be awaited."),
+                (self._async_batch(kind), f"Ask {what} each of the prompts; to be awaited; the replies in order."),
+            ):
+                function.__qualname__ = function.__name__ = function.__name__.replace("query", f"{kind}_query")
+                function.__doc__ = doc
+                function.__module__ = "__main__"
+                out[function.__name__] = function
+        return out
+
+    def _one(self, kind: str) -> Callable[..., Any]:
+        def query(prompt: Any, model: str | None = None, *, schema: Any = None) -> Any:
+            check_prompt(prompt)
+            return self._text(self._calls.call((prompt,), _encoder(kind, model, schema))[0])
+
+        return query
+
+    def _async_one(self, kind: str) -> Callable[..., Any]:
+        async def aquery(prompt: Any, model: str | None = None, *, schema: Any = None) -> Any:
+            check_prompt(prompt)
+            return self._text((await self._calls.acall((prompt,), _encoder(kind, model, schema)))[0])
+
+        return aquery
+
+    def _batch(self, kind: str) -> Callable[..., Any]:
+        def query_batched(prompts: Any, model: str | None = None, *, schema: Any = None) -> Any:
+            batch = check_batch(prompts, f"{kind}_query_batched")
+            return self._texts(self._calls.call(batch, _encoder(kind, model, schema)))
+
+        return query_batched
+
+    def _async_batch(self, kind: str) -> Callable[..., Any]:
+        async def aquery_batched(prompts: Any, model: str | None = None, *, schema: Any = None) -> Any:
+            batch = check_batch(prompts, f"a{kind}_query_batched")
+            return self._texts(await self._calls.acall(batch, _encoder(kind, model, schema)))
+
+        return aquery_batched
+
+    def _text(self, reply: _Frame) -> Any:
+        if reply.get("error") is None:
+            return _value(reply)
+        if self.raise_errors or reply.get("raises"):
+            raise _subcall_error(reply)
+        return _failed(reply)
+
+    def _texts(self, replies: list[_Frame]) -> Texts:
+        texts = Texts([_value(reply) if reply.get("error") is None else _failed(reply) for reply in replies])
+        for reply in replies:
+            if reply.get("error") is not None and (self.raise_errors or reply.get("raises")):
+                raise _subcall_error(reply, texts)
+        return texts
+
+    def limits(self) -> Any:
+        """What is left of the limits: money, tokens, calls, seconds; None where there is no limit."""
+        return codec.decode(self._calls.call((None,), lambda _: '"kind":"limits"')[0].get("value"))
+
+    def tool(self, name: str) -> Callable[..., Any]:
+        """A function of the host."""
+
+        def tool(*args: Any, **kwargs: Any) -> Any:
+            fields = f'"kind":"tool","name":{dump(name)}'
+            if args:
+                fields += f',"args":{dump(list(args), f"{name}() args")}'
+            if kwargs:
+                values = ",".join([f"{dump(key)}:{dump(value, f'{name}() {key}')}" for key, value in kwargs.items()])
+                fields += f',"kwargs":{{{values}}}'
+            reply = self._calls.call((fields,), str)[0]
+            if reply.get("error") is not None:
+                raise _tool_error(name, reply)
+            return codec.decode(reply.get("value"))
+
+        tool.__name__ = tool.__qualname__ = name
+        tool.__module__ = "__main__"
+        return tool
+
+
+def _encoder(kind: str, model: Any, schema: Any) -> Callable[[Any], str]:
+    if model is not None and not isinstance(model, str):
+        raise TypeError(f"model must be the name of a model, not {type(model).__name__}")
+    rest = (f',"model":{dump(model)}' if model is not None else "") + (
+        f',"schema":{dump(schema, "schema")}' if schema is not None else ""
+    )
+    head = f'"kind":"{kind}"{rest},"prompt":'
+
+    def encode(prompt: Any) -> str:
+        return head + dump(prompt, "prompt")
+
+    return encode
+
+
+def _value(reply: _Frame) -> Any:
+    value = reply.get("value")
+    if type(value) is not str:
+        value = codec.decode(value)
+    return Text(value) if type(value) is str else value
+
+
+def _failed(reply: _Frame) -> FailedReply:
+    return FailedReply(str(reply["error"]), reply.get("kind"), bool(reply.get("retryable")))
+
+
+def _subcall_error(reply: _Frame, replies: list[Any] | None = None) -> SubcallError:
+    return SubcallError(str(reply["error"]), reply.get("kind"), bool(reply.get("retryable")), replies)
+
+
+def _tool_error(name: str, reply: _Frame) -> Exception:
+    """The exception a tool raised, of its own class where that is a builtin one: cells catch `ValueError`."""
+    error, kind = str(reply["error"]), reply.get("kind")
+    known = getattr(builtins, kind, None) if isinstance(kind, str) else None
+    if isinstance(known, type) and issubclass(known, Exception) and not issubclass(known, (SubcallError, UnicodeError)):
+        return known(error)
+    return RuntimeError(f"{name}: {kind}: {error}" if kind else f"{name}: {error}")

@@ -1,0 +1,327 @@
+"""The `asyncrlm` command, as a Unix user expects it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pty
+import select
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+import asyncrlm
+from asyncrlm.cli import main
+from asyncrlm.testing import FakeOpenAIServer, FakeRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+TEXT = "The cat sat on the mat. The dog slept under the table. It rained all day.\n"
+COMMAND = [sys.executable, "-m", "asyncrlm"]
+
+
+class Ran(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
+    """The command inside this process."""
+    for name in list(os.environ):
+        if name.endswith("_API_KEY"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: str | Path) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["asyncrlm", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        code = exit_.value.code
+        out, err = capfd.readouterr()
+        return Ran(code if isinstance(code, int) else 0 if code is None else 1, out, err)
+
+    return run
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT + "".join(f"On day {day} it rained in the town.\n" for day in range(500)))
+    return path
+
+
+def test_version(cli: Callable[..., Ran]) -> None:
+    assert cli("--version") == (0, f"asyncrlm {asyncrlm.__version__}\n", "")
+
+
+def test_version_loads_no_engine() -> None:
+    code = """
+import atexit, runpy, sys
+atexit.register(lambda: print([name for name in ("openai", "asyncrlm.engine", "tenacity") if name in sys.modules]))
+sys.argv = ["asyncrlm", "--version"]
+runpy.run_module("asyncrlm", run_name="__main__")
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_answer_alone_goes_to_standard_output(cli: Callable[..., Ran], text: Path) -> None:
+    ran = cli("run", text, "-q", "Where did the cat sit?", "--backend", "offline")
+    assert ran.status == 0
+    assert "The cat sat on the mat" in ran.out
+    assert ran.err == ""
+
+
+def test_verbose_shows_progress_on_standard_error(cli: Callable[..., Ran], text: Path) -> None:
+    ran = cli("run", text, "-q", "Where did the cat sit?", "--backend", "offline", "--verbose")
+    assert ran.status == 0
+    for part in ("context: ", "question: Where did the cat sit?", "turn 1/", "cell 1", "stopped by answer"):
+        assert part in ran.err
+    assert "turn 1/" not in ran.out
+
+
+def test_json(cli: Callable[..., Ran], text: Path) -> None:
+    ran = cli("run", text, "-q", "Where did the cat sit?", "--backend", "offline", "--json", "--verbose")
+    completion = json.loads(ran.out)
+    assert "The cat sat on the mat" in completion["response"]
+    assert completion["stop_reason"] == "answer"
+    assert completion["prompt"] == str(text)
+    assert completion["usage_summary"]["model_usage_summaries"]
+    assert not completion["metadata"]
+
+
+def test_standard_input(cli: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
+    ran = cli("run", "-", "-q", "Where did the cat sit?", "--backend", "offline", "--json")
+    completion = json.loads(ran.out)
+    assert "The cat sat on the mat" in completion["response"]
+    assert completion["prompt"] == "-"
+
+
+def test_a_pipe_is_a_file_too(cli: Callable[..., Ran]) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, TEXT.encode())
+    os.close(writer)
+    try:
+        ran = cli("run", f"/dev/fd/{reader}", "-q", "Where did the cat sit?", "--backend", "offline")
+    finally:
+        os.close(reader)
+    assert "The cat sat on the mat" in ran.out
+
+
+def test_a_log_is_written(cli: Callable[..., Ran], text: Path, tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    ran = cli("run", text, "-q", "Where did the cat sit?", "--backend", "offline", "--log-dir", logs)
+    assert ran.status == 0
+    (log,) = logs.iterdir()
+    assert json.loads(log.read_text().splitlines()[0])["format"] == "asyncrlm"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (["run", "{missing}", "-q", "x"], 2, "asyncrlm: {missing}: No such file or directory"),
+        (["run", "{folder}", "-q", "x"], 2, "asyncrlm: {folder}: Is a directory"),
+        (["run", "a\0b", "-q", "x"], 2, "null byte"),
+        (["run", "{text}"], 2, "question"),
+        (["run"], 2, "FILE"),
+        (["run", "{text}", "-q", "x", "--nonsense"], 2, "--nonsense"),
+        (["run", "{text}", "-q", "x", "--max-tokens", "many"], 2, "--max-tokens"),
+        (["run", "{text}", "-q", "x", "--quiet", "--verbose"], 2, "exclude each other"),
+        (["run", "{text}", "-q", "x", "--backend", "nonsense"], 2, "asyncrlm: "),
+        (["run", "{text}", "-q", "x", "--backend", "offline", "--environment", "docker"], 2, "docker"),
+        (["run", "{text}", "-q", "x", "--backend", "offline", "--limits", "odd"], 2, "limits"),
+        (["run", "{text}", "-q", "x", "--backend", "offline", "--max-depth", "-1"], 2, "max_depth"),
+        (["run", "{text}", "-q", "x"], 2, "offline"),
+        (["run", "{text}", "-q", "x", "--backend", "offline", "--log-dir", "{text}"], 2, "File exists"),
+        (["run", "{text}", "-q", "x", "--backend", "offline", "--max-timeout", "0.000001"], 124, "TimeoutExceeded"),
+        (["run", "{text}", "-q", "x", "--backend", "offline", "--max-tokens", "1"], 1, "TokenLimitExceededError"),
+        (["nonsense"], 2, "nonsense"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_is_wrong_is_said_in_a_line(
+    cli: Callable[..., Ran], text: Path, tmp_path: Path, arguments: list[str], status: int, says: str
+) -> None:
+    places = {"missing": tmp_path / "missing", "folder": tmp_path, "text": text}
+    ran = cli(*(argument.format(**places) for argument in arguments))
+    assert ran.status == status, ran.err
+    assert says.format(**places) in ran.err
+    assert "Traceback" not in ran.err
+    assert ran.out == ""
+    if ran.err.startswith("asyncrlm: "):
+        assert ran.err.count("\n") == 1
+
+
+def test_a_failed_run_as_json(cli: Callable[..., Ran], text: Path) -> None:
+    ran = cli("run", text, "-q", "Where?", "--backend", "offline", "--max-tokens", "1", "--json")
+    assert ran.status == 1
+    failure = json.loads(ran.out)
+    assert failure["error"]["type"] == "TokenLimitExceededError"
+    assert "run_id" in failure
+
+
+@pytest.mark.parametrize("data", [b"caf\xe9 " * 10])
+def test_standard_input_that_is_no_text(cli: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+    ran = cli("run", "-", "-q", "x", "--backend", "offline")
+    assert (ran.status, ran.err) == (2, "asyncrlm: standard input: not UTF-8 text (byte 3)\n")
+
+
+def test_standard_input_that_is_not_there(cli: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert cli("run", "-", "-q", "x", "--backend", "offline").status == 2
+
+
+ROOT = """```repl
+found = llm_query("Where did the cat sit? " + context[:24])
+```"""
+
+
+def test_a_model_on_a_server(cli: Callable[..., Ran], text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "for-nobody")
+
+    def reply(request: FakeRequest) -> str:
+        if request.fields["model"] == "small":
+            return "on the mat"
+        return ROOT if len(server.requests) == 1 else "It sat on the mat, I think."
+
+    with FakeOpenAIServer.serve_in_thread(reply) as server:
+        models = ["--model", "big", "--sub-model", "small", "--base-url", server.base_url]
+        ran = cli("run", text, "-q", "Where did the cat sit?", *models, "--max-iterations", "2", "--json", "--quiet")
+    assert [request.fields["model"] for request in server.requests[:2]] == ["big", "small"]
+    completion = json.loads(ran.out)
+    assert ran.status == 0
+    assert completion["root_model"] == "big"
+    assert completion["response"] == "It sat on the mat, I think."
+    # Nobody submitted this answer: whoever reads it should know.
+    assert completion["stop_reason"] == "max_iterations"
+    assert ran.err == "asyncrlm: stopped by max_iterations; the answer is from what there was by then\n"
+
+
+def test_models_are_named_by_options(text: Path) -> None:
+    from asyncrlm.cli.ask import backend_arguments
+
+    assert backend_arguments("offline", model=None, sub_model=None, base_url=None) == {"backend": "offline"}
+    given: dict[str, Any] = backend_arguments("vllm", model="big", sub_model="small", base_url="http://h/v1")
+    assert given == {
+        "backend": "vllm",
+        "backend_kwargs": {"base_url": "http://h/v1", "model_name": "big"},
+        "other_backends": ["vllm"],
+        "other_backend_kwargs": [{"base_url": "http://h/v1", "model_name": "small"}],
+    }
+
+
+def test_demo(cli: Callable[..., Ran]) -> None:
+    ran = cli("demo")
+    assert ran.status == 0, ran.err
+    assert "generator" in ran.out
+    assert "StopIteration" in ran.out
+    assert "offline" in ran.err
+    assert "no language model" in ran.err
+    assert "sub-calls" in ran.err
+    quiet = cli("demo", "--quiet", "--json", "-q", "What does the pass statement do?")
+    assert quiet.err == ""
+    assert "pass" in json.loads(quiet.out)["response"]
+
+
+# ---- in a process of its own -----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def silent_server() -> Iterator[socket.socket]:
+    """A server that takes requests and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(10)
+        yield server
+
+
+def test_ctrl_c_ends_it_with_130_and_no_traceback(text: Path) -> None:
+    with silent_server() as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/v1"
+        process = subprocess.Popen(
+            [*COMMAND, "run", text, "-q", "x", "--model", "m", "--base-url", url],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OPENAI_API_KEY": "none"},
+        )
+        with process, server.accept()[0] as connection:
+            connection.settimeout(10)
+            assert connection.recv(1)
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=10)
+    assert (process.returncode, out, err) == (130, "", "asyncrlm: interrupted\n")
+
+
+def test_a_reader_that_has_gone_ends_it_quietly() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as stdout:
+        ran = subprocess.run(
+            [*COMMAND, "demo", "--quiet"], stdout=stdout, stderr=subprocess.PIPE, text=True, check=False, timeout=60
+        )
+    assert (ran.returncode, ran.stderr) == (141, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
+def test_a_full_disk_is_said() -> None:
+    with open("/dev/full", "wb") as stdout:
+        ran = subprocess.run(
+            [*COMMAND, "demo", "--quiet"], stdout=stdout, stderr=subprocess.PIPE, text=True, check=False, timeout=60
+        )
+    assert (ran.returncode, ran.stderr) == (1, "asyncrlm: standard output: No space left on device\n")
+
+
+def test_without_standard_error_the_answer_still_comes() -> None:
+    script = f"exec {' '.join(COMMAND)} demo 2>&-"
+    ran = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert ran.returncode == 0
+    assert "generator" in ran.stdout
+
+
+HOSTILE = "The cat sat \x1b[31mon the\x1b]0;owned\x07 red mat. The dog slept.\n"
+
+
+def test_escapes_reach_a_pipe_but_no_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "hostile.txt"
+    path.write_text(HOSTILE)
+    arguments = [*COMMAND, "run", str(path), "-q", "Where did the cat sit?", "--backend", "offline"]
+    piped = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=60)
+    assert "\x1b[31m" in piped.stdout
+    shown = on_terminal(arguments)
+    assert "on the red mat" in shown
+    assert "owned" not in shown
+    assert "\x1b[31m" not in shown
+    # A terminal gets progress too.
+    assert "turn 1/" in shown
+
+
+def on_terminal(arguments: list[str]) -> str:
+    parent, child = pty.openpty()
+    env = os.environ | {"NO_COLOR": "1"}
+    try:
+        with subprocess.Popen(arguments, stdin=child, stdout=child, stderr=child, env=env) as process:
+            os.close(child)
+            data = b""
+            with contextlib.suppress(OSError):
+                while select.select([parent], [], [], 60)[0]:
+                    chunk = os.read(parent, 65536)
+                    if not chunk:
+                        break
+                    data += chunk
+            assert process.wait(10) == 0
+    finally:
+        os.close(parent)
+    return data.decode()

@@ -1,0 +1,178 @@
+"""Children, routing, limits and usage over a whole tree."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from asyncrlm import (
+    AsyncRLM,
+    BudgetExceededError,
+    ConfigurationError,
+    ErrorThresholdExceededError,
+    LMReply,
+    LMUsage,
+    TimeoutExceededError,
+    TokenLimitExceededError,
+)
+from asyncrlm.testing import ScriptedLM
+
+from .helpers import cell, echo, scripted, submit, told
+
+pytestmark = pytest.mark.anyio
+
+
+def by_context(root: str, child: str) -> ScriptedLM:
+    """One model that plays root and child: the root is the one that was asked a question."""
+
+    def reply(request: object) -> str:
+        return root if "QUESTION" in request.messages[1].content else child  # type: ignore[attr-defined]
+
+    return ScriptedLM(reply)
+
+
+async def test_children_have_a_repl_and_grandchildren_are_plain() -> None:
+    model = by_context(submit("rlm_query('go')"), submit("'child:' + context + ':' + rlm_query('leaf')"))
+    rlm = AsyncRLM(
+        model, other_backends=[ScriptedLM(lambda request: "plain " + request.messages[-1].content)], max_depth=2
+    )
+    with anyio.fail_after(30):
+        completion = await rlm.acompletion("CTX", "QUESTION")
+    assert completion.response == "child:go:plain leaf"
+    assert completion.usage_summary.total_calls == 3
+
+
+async def test_many_children_at_once_never_deadlock(no_leaks: None) -> None:
+    model = by_context(
+        submit("'|'.join(rlm_query_batched([str(i) for i in range(12)]))"),
+        submit("context + ''.join(llm_query_batched(['a', 'b']))"),
+    )
+    rlm = AsyncRLM(model, other_backends=[echo("")], max_depth=2, max_concurrent_subcalls=3, max_concurrent_requests=2)
+    with anyio.fail_after(60):
+        completion = await rlm.acompletion("CTX", "QUESTION")
+    assert completion.response == "|".join(f"{i}ab" for i in range(12))
+
+
+def priced(cost: float, *replies: str) -> ScriptedLM:
+    usage = LMUsage(input_tokens=10, output_tokens=10, cost=cost)
+    return ScriptedLM([LMReply(text=text, usage=usage) for text in replies])
+
+
+async def test_budget_counts_the_whole_tree() -> None:
+    def reply(request: object) -> LMReply:
+        return LMReply(text=cell("rlm_query('x')"), usage=LMUsage(input_tokens=1, output_tokens=1, cost=1.0))
+
+    price = {"input": 0.0, "output": 0.0}
+    rlm = AsyncRLM(ScriptedLM(reply), backend_kwargs={"price": price}, max_depth=2, max_budget=5.0)
+    with anyio.fail_after(60), pytest.raises(BudgetExceededError) as caught:
+        await rlm.acompletion("CTX")
+    assert 5.0 <= caught.value.spent <= 7.0
+    assert caught.value.budget == 5.0
+
+
+async def test_budget_with_an_unknown_price_fails_at_the_start() -> None:
+    with pytest.raises(ConfigurationError, match="price"):
+        AsyncRLM("openai", backend_kwargs={"model_name": "nobody-knows", "api_key": "k"}, max_budget=1.0)
+
+
+async def test_ready_answer_wins_over_a_limit_crossed_in_its_turn() -> None:
+    rlm = AsyncRLM(scripted(submit("str([llm_query('a'), llm_query('b')])")), other_backends=[echo()], max_subcalls=1)
+    completion = await rlm.acompletion("CTX")
+    assert "sub-call limit" in completion.response
+
+
+@pytest.mark.parametrize("code", ["while True: pass", "import time; time.sleep(1000)", "llm_query('hang')"])
+async def test_the_deadline_cuts_through_anything(code: str, no_leaks: None) -> None:
+    async def sub(messages: list[dict[str, str]]) -> str:
+        await anyio.sleep_forever()
+        return ""
+
+    rlm = AsyncRLM(scripted(cell(code), submit("'late'")), other_backends=[sub], max_timeout=0.7)
+    with anyio.fail_after(15), pytest.raises(TimeoutExceededError) as caught:
+        await rlm.acompletion("CTX")
+    assert caught.value.timeout == 0.7
+
+
+async def test_on_limit_answer_gets_one_last_turn() -> None:
+    root = scripted(cell("llm_query('a')\nllm_query('b')\nprint('seen')"), "the answer from what there is")
+    rlm = AsyncRLM(root, other_backends=[echo()], max_subcalls=1, on_limit="answer")
+    completion = await rlm.acompletion("CTX")
+    assert (completion.response, completion.stop_reason) == ("the answer from what there is", "limit")
+    assert "sub-call limit" in told(root, 2)
+    assert "seen" in told(root, 2)
+
+
+async def test_on_limit_answer_keeps_time_for_its_last_turn() -> None:
+    root = scripted(cell("while True: pass"), "what I know")
+    rlm = AsyncRLM(root, max_timeout=2.0, on_limit="answer")
+    with anyio.fail_after(15):
+        completion = await rlm.acompletion("CTX")
+    assert (completion.response, completion.stop_reason) == ("what I know", "limit")
+
+
+async def test_token_limit_is_over_the_whole_tree() -> None:
+    usage = LMUsage(input_tokens=400, output_tokens=100)
+    root = ScriptedLM(lambda request: LMReply(text=cell("llm_query('x')"), usage=usage))
+    sub = ScriptedLM(lambda request: LMReply(text="ok", usage=usage))
+    with anyio.fail_after(30), pytest.raises(TokenLimitExceededError) as caught:
+        await AsyncRLM(root, other_backends=[sub], max_tokens=20_000).acompletion("CTX")
+    assert caught.value.tokens_used <= 21_000
+
+
+async def test_errors_in_a_row_end_a_run_and_warnings_do_not() -> None:
+    with pytest.raises(ErrorThresholdExceededError) as caught:
+        await AsyncRLM(scripted(cell("1/0"), cell("1/0")), max_errors=2).acompletion("CTX")
+    assert "ZeroDivisionError" in (caught.value.last_error or "")
+    warn = cell("import sys; print('w', file=sys.stderr)")
+    completion = await AsyncRLM(scripted(warn, warn, submit("'ok'")), max_errors=2).acompletion("CTX")
+    assert completion.response == "ok"
+
+
+async def test_sub_models_are_chosen_by_depth_and_by_name() -> None:
+    model = by_context(
+        submit("rlm_query('go') + llm_query('0')"), submit("llm_query('1') + llm_query('2', model='first')")
+    )
+    first = ScriptedLM(lambda request: "F" + request.messages[-1].content, model="first")
+    second = ScriptedLM(lambda request: "S" + request.messages[-1].content, model="second")
+    rlm = AsyncRLM(model, other_backends=[first, second], max_depth=2)
+    with anyio.fail_after(30):
+        completion = await rlm.acompletion("CTX", "QUESTION")
+    assert completion.response == "S1F2F0"
+
+
+async def test_callbacks_hear_everything_and_may_fail() -> None:
+    heard: list[tuple[object, ...]] = []
+
+    async def on_iteration_complete(depth: int, turn: int, seconds: float) -> None:
+        heard.append(("done", depth, turn))
+
+    def on_subcall_complete(depth: int, model: str, seconds: float, error: str | None) -> None:
+        raise RuntimeError("a callback's own fault")
+
+    rlm = AsyncRLM(
+        scripted(cell("llm_query('hello')"), submit("'ok'")),
+        other_backends=[echo(model="sub")],
+        on_subcall_start=lambda *args: heard.append(("sub", *args)),
+        on_subcall_complete=on_subcall_complete,
+        on_iteration_start=lambda *args: heard.append(("start", *args)),
+        on_iteration_complete=on_iteration_complete,
+    )
+    assert (await rlm.acompletion("CTX")).response == "ok"
+    assert heard == [("start", 0, 1), ("sub", 1, "sub", "hello"), ("done", 0, 1), ("start", 0, 2), ("done", 0, 2)]
+
+
+@pytest.mark.parametrize("events", range(0, 24, 2))
+async def test_cancelled_after_any_event_nothing_is_left(events: int, no_leaks: None) -> None:
+    model = by_context(cell("print(llm_query_batched(['a', 'b']))\nrlm_query('go')"), submit("llm_query('c')"))
+    sub = echo()
+    seen = 0
+    async with AsyncRLM(model, other_backends=[sub], max_depth=2, max_iterations=3) as rlm:
+        with anyio.fail_after(20):
+            async with rlm.astream("CTX", "QUESTION") as stream:
+                async for _ in stream:
+                    seen += 1
+                    if seen > events:
+                        break
+        asked = len(model.calls) + len(sub.calls)
+        await anyio.lowlevel.checkpoint()
+        assert len(model.calls) + len(sub.calls) == asked

@@ -1,0 +1,237 @@
+"""What must hold when something ends early: the host, a worker, the calling task. Nothing stays, nothing goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from typing import TYPE_CHECKING
+
+import anyio
+import psutil
+import pytest
+
+from asyncrlm import AsyncRLM, Repl, RLMLogger
+
+from .cases.models import QUESTION, ScriptedRoot, SubModel, cell, submit
+from .cases.runs import nothing_left, processes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from asyncrlm.observe.jsonl import TreeLog
+
+    from asyncrlm.events import Event
+
+pytestmark = pytest.mark.anyio
+
+one = pytest.mark.parametrize("anyio_backend", ["asyncio"])
+both = pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+
+DAEMONS = """
+import os, subprocess, sys, time
+def daemon():
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            open(f'{os.getpid()}.txt', 'w').write('here')
+            time.sleep(600)
+        os._exit(0)
+for _ in range(4):
+    daemon()
+subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)
+while len([n for n in os.listdir() if n.endswith('.txt')]) < 4:
+    time.sleep(0.01)
+print('started')
+"""
+"""A cell that leaves four daemons (double fork, new session) and a process in a session of its own."""
+STARTED = 5
+
+
+@pytest.mark.parametrize(
+    "then", ["while True: pass", "import time\ntime.sleep(600)", "llm_query('hang')"], ids=["loop", "sleep", "call"]
+)
+def test_a_killed_host_leaves_nothing(then: str, tmp_path: Path) -> None:
+    program = textwrap.dedent(
+        """
+        import sys, anyio
+        from asyncrlm import AsyncRLM
+        async def root(messages):
+            return "```repl\\n" + sys.argv[1] + "\\n```"
+        async def sub(messages):
+            if messages[-1]["content"] == "up":
+                print("up", flush=True)
+                return "ok"
+            await anyio.sleep(600)
+        async def main():
+            await AsyncRLM(backend=root, other_backends=[sub]).acompletion("c" * 3_000_000)
+        anyio.run(main)
+        """
+    )
+    code = f"{DAEMONS}\nllm_query('up')\n{then}"
+    env = dict(os.environ, TMPDIR=str(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", program, code], env=env, stdout=subprocess.PIPE, text=True) as host:
+        assert host.stdout is not None
+        assert host.stdout.readline() == "up\n"
+        descendants = psutil.Process(host.pid).children(recursive=True)
+        assert len(descendants) >= STARTED + 2  # and at least a template and a worker
+        host.send_signal(signal.SIGKILL)
+        host.wait(10)
+        _gone, alive = psutil.wait_procs(descendants, timeout=10)
+    assert alive == []
+    assert [path.name for path in tmp_path.rglob("*")] == []
+
+
+@both
+async def test_a_closed_worker_takes_what_it_started_and_nothing_of_its_neighbours() -> None:
+    with nothing_left(), anyio.fail_after(10):
+        async with Repl(environment="local") as neighbour:
+            assert "started" in (await neighbour.execute(DAEMONS)).stdout
+            theirs = processes()
+            assert len(theirs) >= STARTED + 2
+            async with Repl(environment="local") as repl:
+                assert "started" in (await repl.execute(DAEMONS)).stdout
+                assert len(processes() - theirs) >= STARTED + 1
+            assert processes() == theirs
+            assert (await neighbour.execute("print('here')")).stdout == "here\n"
+
+
+@both
+async def test_a_killed_worker_takes_what_it_started() -> None:
+    with nothing_left(), anyio.fail_after(10):
+        async with Repl(environment="local") as repl:
+            before = processes()
+            assert "started" in (await repl.execute(DAEMONS)).stdout
+            daemons = processes() - before
+            assert len(daemons) >= STARTED
+            await repl.execute("import os\nos.kill(os.getpid(), 9)")
+            assert not processes() & daemons
+
+
+@both
+async def test_a_cell_that_tries_to_kill_everybody_kills_only_itself() -> None:
+    with nothing_left(), anyio.fail_after(10):
+        async with Repl(environment="local") as neighbour, Repl(environment="local") as repl:
+            await neighbour.execute("mine = 7")
+            await repl.execute("import os, signal\nos.kill(-1, signal.SIGKILL)")
+            await repl.execute("import os, signal\nos.killpg(0, signal.SIGKILL)")
+            assert (await repl.execute("print('up')")).stdout == "up\n"
+            assert (await neighbour.execute("print(mine)")).stdout == "7\n"
+
+
+class Trip(RLMLogger):
+    """A logger that cancels `scope` at the event of number `at`, and keeps the names of all."""
+
+    def __init__(self, folder: Path, at: int | None = None) -> None:
+        super().__init__(log_dir=folder)
+        self.at = at
+        self.events: list[str] = []
+        self.scope = anyio.CancelScope()
+
+    def for_tree(self, root_run_id: str) -> TreeLog:
+        log = super().for_tree(root_run_id)
+        trip = self
+
+        class Tripping(type(log)):
+            def __call__(self, event: Event) -> None:
+                super().__call__(event)
+                trip.events.append(type(event).__name__)
+                if len(trip.events) == trip.at:
+                    trip.scope.cancel()
+
+        log.__class__ = Tripping
+        return log
+
+
+def _tree(logger: RLMLogger | None = None) -> tuple[AsyncRLM, ScriptedRoot, SubModel]:
+    """A run with everything in it: cells, a batch, children, a tool, a killed worker."""
+
+    async def tool(x: int) -> int:
+        await anyio.lowlevel.checkpoint()
+        return x + 1
+
+    def child(_text: str, turn: int) -> str:
+        return cell("x = llm_query('leaf')") if turn == 1 else submit("x")
+
+    turns = [
+        cell("rs = llm_query_batched(['a', 'b', 'c'])\nprint(add(1))"),
+        cell("import subprocess\nsubprocess.Popen(['sleep', '600'])\nrs += rlm_query_batched(['d', 'e'])"),
+        cell("import os\nos._exit(1)"),
+        submit("'done'"),
+    ]
+    root, sub = ScriptedRoot(turns, child=child), SubModel(str.upper, child=child, delay=0.001)
+    return AsyncRLM(root, other_backends=[sub], max_depth=2, custom_tools={"add": tool}, logger=logger), root, sub
+
+
+async def _nothing_goes_on(root: ScriptedRoot, sub: SubModel) -> None:
+    asked = root.asked + sub.asked
+    assert (root.in_flight, sub.in_flight) == (0, 0)
+    await anyio.wait_all_tasks_blocked()
+    assert root.asked + sub.asked == asked
+
+
+async def _sweep(folder: Path, step: int) -> None:
+    whole = Trip(folder)
+    rlm, _root, _sub = _tree(whole)
+    with anyio.fail_after(10):
+        assert (await rlm.acompletion("CTX", QUESTION)).response == "done"
+    assert len(whole.events) > 40, whole.events
+    for at in range(1, len(whole.events) + 1, step):
+        trip = Trip(folder, at)
+        rlm, root, sub = _tree(trip)
+        with nothing_left(), anyio.fail_after(10):
+            with trip.scope:
+                await rlm.acompletion("CTX", QUESTION)
+            await _nothing_goes_on(root, sub)
+    assert not [path for path in folder.iterdir() if path.suffix != ".jsonl"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where logs and temporary files go in this test."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return tmp_path
+
+
+@both
+@pytest.mark.usefixtures("no_leaks")
+async def test_cancelling_at_any_event_leaves_nothing(folder: Path) -> None:
+    await _sweep(folder, 4)
+
+
+@both
+@pytest.mark.soak
+@pytest.mark.usefixtures("no_leaks")
+async def test_cancelling_at_every_event_leaves_nothing(folder: Path) -> None:
+    await _sweep(folder, 1)
+
+
+@both
+async def test_leaving_a_stream_of_events_early_leaves_nothing() -> None:
+    for at in (1, 10, 20):
+        rlm, root, sub = _tree()
+        with nothing_left(), anyio.fail_after(10):
+            async with rlm.astream("CTX", QUESTION) as events:
+                for _ in range(at):
+                    await anext(events)
+            await _nothing_goes_on(root, sub)
+
+
+@both
+@pytest.mark.parametrize(
+    "first", [range(0, 40, 8), pytest.param(range(400), marks=pytest.mark.soak)], ids=["some", "every"]
+)
+async def test_cancelling_at_any_step_of_the_loop_leaves_nothing(first: range) -> None:
+    for steps in first:
+        rlm, root, sub = _tree()
+        with nothing_left(), anyio.fail_after(10):
+            async with anyio.create_task_group() as group:
+                group.start_soon(rlm.acompletion, "CTX", QUESTION)
+                for _ in range(steps):
+                    await anyio.lowlevel.checkpoint()
+                group.cancel_scope.cancel()
+            await _nothing_goes_on(root, sub)

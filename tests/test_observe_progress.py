@@ -1,0 +1,272 @@
+"""Progress lines for people."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from asyncrlm.events import (
+    CellFinished,
+    CellStarted,
+    Event,
+    LimitReached,
+    ListenerFailed,
+    ModelReplied,
+    RequestWaiting,
+    RunFinished,
+    RunStarted,
+    SandboxDied,
+    SandboxOpened,
+    SubcallFinished,
+    SubcallStarted,
+    ToolCalled,
+    TurnFinished,
+    TurnStarted,
+)
+from asyncrlm.observe import Progress
+from asyncrlm.types import ModelUsageSummary, UsageSummary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+USAGE = UsageSummary(
+    model_usage_summaries={
+        "m": ModelUsageSummary(total_calls=3, total_input_tokens=1200, total_output_tokens=34, total_cost=0.5)
+    }
+)
+
+
+def shown(*events: Event, **arguments: Any) -> str:
+    stream = io.StringIO()
+    progress = Progress(stream, **arguments)
+    for event in events:
+        progress(event)
+    return stream.getvalue()
+
+
+STORY: list[Event] = [
+    RunStarted(run_id="0123456789", root_model="m", sub_models=["s"], prompt_size=464_970, root_prompt="What is\nit?"),
+    SandboxOpened(
+        run_id="0123456789", environment="local", in_force={"network": "seccomp", "disk": None}, seconds=0.005
+    ),
+    TurnStarted(run_id="0123456789", turn=1, max_turns=30),
+    ModelReplied(
+        run_id="0123456789", turn=1, model="m", prompt=[], text="x", input_tokens=1000, output_tokens=20, seconds=1.25
+    ),
+    CellStarted(run_id="0123456789", turn=1, cell=1, code="a = 1\nprint(a)\n"),
+    CellFinished(run_id="0123456789", turn=1, cell=1, stdout="1\n", subcalls=2, failed_subcalls=1, seconds=0.5),
+    TurnFinished(run_id="0123456789", turn=1, seconds=2.0),
+    RunFinished(run_id="0123456789", stop_reason="answer", response="forty two", usage_summary=USAGE, seconds=2.5),
+]
+
+
+def test_a_run_from_start_to_answer() -> None:
+    assert shown(*STORY).splitlines() == [
+        "run 01234567: m (sub-calls: s); context: str, 464,970 characters",
+        "  question: What is it?",
+        "  environment: local, ready in 5 ms; isolation: network; not in force: disk",
+        "  turn 1/30",
+        "  m replied in 1.25 s, 1,000 -> 20 tokens",
+        "  cell 1, 2 lines",
+        "    | a = 1",
+        "    | print(a)",
+        "    > 1",
+        "  cell 1 done (0.50 s, 2 sub-calls, 1 failed)",
+        "  answer: forty two",
+        "stopped by answer (1 turn, 2.50 s, 3 requests, 1,200 + 34 tokens, $0.5000)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        (
+            RunFinished(run_id="r", stop_reason="error", error="LMError: down", seconds=1),
+            "error: LMError: down (0 turns, 1.00 s",
+        ),
+        (
+            RunStarted(run_id="r", parent_id="p", depth=1, root_model="m", prompt_size=3),
+            "  child run r: m; context: str, 3 char",
+        ),
+        (
+            RunStarted(run_id="r", root_model="m", prompt_type="bytes", prompt_size=3),
+            "run r: m; context: bytes, 3 bytes",
+        ),
+        (RunStarted(run_id="r", root_model="m", environment="local", in_force={"net": "x"}), "local; isolation: net"),
+        (SandboxOpened(run_id="r", environment="local", in_force={"net": None}), "no isolation"),
+        (SandboxDied(run_id="r", reason="killed"), "worker lost: killed; a fresh one took its place"),
+        (SandboxDied(run_id="r", reason="killed", replaced=False), "worker lost: killed\n"),
+        (
+            CellFinished(run_id="r", turn=1, cell=7, error="Traceback\nValueError: [/INST]"),
+            "cell 7 failed: ValueError: [/INST]",
+        ),
+        (CellFinished(run_id="r", turn=1, cell=7, error=""), "cell 7 failed: "),
+        (CellFinished(run_id="r", turn=1, cell=7, stderr="careful"), "    ! careful"),
+        (ToolCalled(run_id="r", name="look", result_bytes=1200), "tool look returned 1,200 bytes"),
+        (ToolCalled(run_id="r", name="look", error="KeyError: 1"), "tool look raised KeyError: 1"),
+        (
+            RequestWaiting(run_id="r", model="m", attempt=1, delay=2.5, reason="rate limit"),
+            "m: rate limit; attempt 2 in 2.5 s",
+        ),
+        (LimitReached(run_id="r", limit="max_budget", reason="$1 of $1"), "limit reached: max_budget: $1 of $1"),
+        (ListenerFailed(run_id="r", listener="mine", error="KeyError"), "listener mine failed: KeyError"),
+        (ModelReplied(run_id="r", turn=1, model="m", prompt=[], text="", seconds=2), "m replied in 2.00 s\n"),
+    ],
+)
+def test_lines(event: Event, line: str) -> None:
+    assert line in shown(event)
+
+
+def test_usage_that_is_partly_unknown_is_marked() -> None:
+    usage = UsageSummary(model_usage_summaries={"m": ModelUsageSummary(total_calls=1, complete=False)})
+    text = shown(RunFinished(run_id="r", stop_reason="text", usage_summary=usage))
+    assert "(partly estimated)" in text
+    assert "$" not in text
+
+
+def test_sub_calls_are_summed_up_at_intervals() -> None:
+    now = 0.0
+    stream = io.StringIO()
+    progress = Progress(stream, clock=lambda: now)
+    progress(CellStarted(run_id="r", turn=1, cell=1, code="x"))
+    for number in range(1, 1001):
+        progress(SubcallStarted(run_id="r", subcall=number, kind="llm", model="m", prompt_preview="p"))
+    for number in range(1, 1001):
+        now += 0.01
+        error = "no" if number % 100 == 0 else None
+        progress(SubcallFinished(run_id="r", subcall=number, kind="llm", model="m", error=error))
+    progress(CellFinished(run_id="r", turn=1, cell=1, subcalls=1000, failed_subcalls=10))
+    lines = [line for line in stream.getvalue().splitlines() if "in flight" in line]
+    # 10 s at a line every 0.2 s, and the last state.
+    assert 40 <= len(lines) <= 52
+    for line in lines:
+        finished, started, flying, failed = (int(n) for n in re.findall(r"\d+", line.replace(",", "") + " 0")[:4])
+        assert (finished + flying, started, failed) == (1000, 1000, finished // 100)
+    assert lines[-1] == "    sub-calls 1,000/1,000, 0 in flight, 10 failed"
+    # The next cell counts from its own first call.
+    progress(CellStarted(run_id="r", turn=1, cell=2, code="x"))
+    progress(SubcallStarted(run_id="r", subcall=1001, kind="llm", model="m", prompt_preview="p"))
+    progress(SubcallFinished(run_id="r", subcall=1001, kind="llm", model="m"))
+    progress(CellFinished(run_id="r", turn=1, cell=2, subcalls=1))
+    assert "sub-calls 1/1, 0 in flight\n" in stream.getvalue()
+
+
+def test_waits_are_summed_up_too() -> None:
+    wait = RequestWaiting(run_id="r", model="m", attempt=1, delay=1.0, reason="429")
+    now = 0.0
+    stream = io.StringIO()
+    progress = Progress(stream, clock=lambda: now)
+    for _ in range(100):
+        progress(wait)
+        now += 0.01
+    lines = stream.getvalue().splitlines()
+    assert 4 <= len(lines) <= 6
+    assert lines[-1].endswith("waits so far)")
+
+
+def test_hostile_text_is_shown_literally_without_its_escapes() -> None:
+    hostile = "\x1b[2J\x1b]0;owned\x07[/bold] [red] {x} %s \u202e\r\x08"
+    text = shown(
+        RunStarted(run_id="r", root_model=hostile, root_prompt=hostile),
+        CellStarted(run_id="r", turn=1, cell=1, code=hostile + "\nnext"),
+        CellFinished(run_id="r", turn=1, cell=1, stdout=hostile, stderr=hostile, error=hostile),
+        RunFinished(run_id="r", stop_reason="answer", response=hostile),
+    )
+    assert text.count("[/bold] [red] {x} %s") == 7
+    assert not set(text) & set("\x1b\x07\x08\r\u202e")
+    assert "owned" not in text
+
+
+def test_long_code_and_output_are_cut() -> None:
+    text = shown(
+        CellStarted(run_id="r", turn=1, cell=1, code="\n".join(f"line{n}" for n in range(1000))),
+        CellFinished(run_id="r", turn=1, cell=1, stdout="w" * 1_000_000),
+    )
+    assert "... 988 more lines" in text
+    assert "line11" in text
+    assert "line12" not in text
+    assert max(map(len, text.splitlines())) < 200
+
+
+def test_a_child_is_indented() -> None:
+    event = TurnStarted(run_id="c", parent_id="p", depth=2, turn=1, max_turns=5)
+    assert shown(event) == "      turn 1/5\n"
+
+
+@pytest.fixture
+def terminal() -> Iterator[io.TextIOWrapper]:
+    parent, child = pty.openpty()
+    with open(child, "w", encoding="ascii") as stream:
+        yield stream
+    os.close(parent)
+
+
+def test_colour_only_on_a_terminal_that_wants_it(terminal: io.TextIOWrapper, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert Progress(terminal)._colour is True
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert Progress(terminal)._colour is False
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("TERM", "dumb")
+    assert Progress(terminal)._colour is False
+    monkeypatch.delenv("TERM")
+    assert Progress(io.StringIO())._colour is False
+    text = shown(*STORY, colour=True)
+    assert "\x1b[1m  turn 1/30\x1b[0m" in text
+
+
+def test_a_terminal_without_unicode_still_gets_lines(terminal: io.TextIOWrapper) -> None:
+    progress = Progress(terminal, colour=False)
+    progress(LimitReached(run_id="r", limit="漢", reason="x"))
+    progress(LimitReached(run_id="r", limit="\udc80", reason="x"))
+
+
+class Broken(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize("stream", [Broken(), io.StringIO()])
+def test_a_closed_stream_does_not_fail_a_run(stream: io.StringIO) -> None:
+    if not isinstance(stream, Broken):
+        stream.close()
+    progress = Progress(stream)
+    for event in STORY:
+        progress(event)
+
+
+def test_without_standard_error_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    progress = Progress()
+    for event in STORY:
+        progress(event)
+    monkeypatch.setattr(sys, "stderr", object())
+    Progress()
+
+
+def test_standard_error_is_the_one_of_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    progress = Progress()
+    later = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", later)
+    progress(STORY[0])
+    assert "context: str" in later.getvalue()
+
+
+def test_a_reader_that_does_not_read_does_not_hold_up_the_loop(no_leaks: None) -> None:
+    reader, writer = os.pipe()
+    with open(reader, encoding="utf-8") as lines, open(writer, "w", encoding="utf-8") as stream:
+        progress = Progress(stream)
+        # Far more than a pipe holds: a blocking write would never return here.
+        for number in range(5_000):
+            progress(LimitReached(run_id="r", limit=str(number), reason="x" * 80))
+        first = lines.readline()
+        assert first.startswith("  limit reached: 0:")
+        while "4999" not in lines.readline():
+            progress(TurnFinished(run_id="r", turn=1, seconds=1.0))

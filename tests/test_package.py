@@ -1,0 +1,132 @@
+"""What the package is from outside: its names, what importing it costs, who imports whom inside."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import asyncrlm
+
+PACKAGE = Path(asyncrlm.__file__).parent
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+SURFACE = {
+    "AsyncRLM", "RLM", "Repl", "RLMLogger", "Environment", "LocalEnvironment",
+    "RLMChatCompletion", "UsageSummary", "ModelUsageSummary", "REPLResult", "CodeBlock", "RLMIteration",
+    "LMClient", "LMRequest", "LMReply", "LMUsage", "Message",
+    "RLMError", "ConfigurationError", "LimitError", "BudgetExceededError", "TimeoutExceededError",
+    "TokenLimitExceededError", "SubcallLimitExceededError", "ErrorThresholdExceededError", "CancellationError",
+    "SandboxLost", "ProtocolError", "LMError", "__version__",
+}  # fmt: skip
+
+LAYERS = [
+    {"cli", "__main__"},
+    {"testing"},
+    {"rlm", "sync"},
+    {"engine"},
+    {"environments"},
+    {"repl"},
+    {"lm"},
+    {"observe"},
+    {"ledger", "money", "events", "types", "errors", "_version"},
+]
+"""From the door inward; each may import what stands below it."""
+
+
+def test_the_public_names_are_these() -> None:
+    assert set(asyncrlm.__all__) == SURFACE
+    assert len(asyncrlm.__all__) == len(SURFACE)
+    for name in asyncrlm.__all__:
+        assert getattr(asyncrlm, name) is not None
+    with pytest.raises(AttributeError, match="nonsense"):
+        asyncrlm.nonsense  # noqa: B018
+
+
+def _fresh(code: str) -> str:
+    env = {key: value for key, value in os.environ.items() if not key.startswith("COVERAGE")}
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+    return ran.stdout
+
+
+SDKS = {"openai", "structlog", "typer", "click", "httpx", "httpx2", "aiohttp", "tenacity", "pydantic", "stamina"}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import asyncrlm",
+        "import asyncrlm; asyncrlm.RLMError; asyncrlm.RLMLogger",
+        "import asyncrlm; asyncrlm.AsyncRLM(backend='offline')",
+    ],
+)
+def test_importing_loads_no_more_than_is_used(code: str) -> None:
+    loaded = json.loads(_fresh(f"import json, sys; {code}; print(json.dumps(sorted(sys.modules)))"))
+    assert SDKS.isdisjoint(loaded)
+
+
+def test_the_package_is_typed() -> None:
+    assert (PACKAGE / "py.typed").exists()
+
+
+def _layer(name: str) -> int:
+    return next(number for number, names in enumerate(LAYERS) if name in names)
+
+
+def _imports(path: Path) -> set[str]:
+    """The parts of the package that a module imports, at its top, inside functions or for types only."""
+    here = ("asyncrlm", *path.relative_to(PACKAGE).with_suffix("").parts)
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(here[: len(here) - node.level]) + "." if node.level else ""
+            module = f"{base}{node.module or ''}".rstrip(".")
+            names = [f"{module}.{alias.name}" for alias in node.names]
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "asyncrlm" and len(parts) > 1:
+                found.add(_home(parts[1]))
+    return found
+
+
+def _home(name: str) -> str:
+    """A public name imported from the package itself counts as the module it lives in."""
+    if name == "__version__":
+        return "_version"
+    if name in asyncrlm.__all__:
+        return str(getattr(asyncrlm, name).__module__).split(".")[1]
+    return name
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if p.parent != PACKAGE or p.stem != "__init__"], ids=str)
+def test_each_layer_imports_only_those_below(path: Path) -> None:
+    part = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    for imported in _imports(path) - {part}:
+        below = _layer(imported) > _layer(part)
+        beside = imported in LAYERS[_layer(part)]
+        assert below or beside, f"{part} imports {imported}, which stands above it"
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "repl" / "worker").glob("*.py")), ids=lambda p: p.name)
+def test_the_worker_needs_the_standard_library_only(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            assert all(alias.name.split(".")[0] in sys.stdlib_module_names for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            if node.level == 0:
+                assert (node.module or "").split(".")[0] in sys.stdlib_module_names
+            else:
+                assert node.level == 1, "the package may be loaded under any name"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_no_module_outgrows_its_concept(path: Path) -> None:
+    assert len(path.read_text("utf-8").splitlines()) <= 400

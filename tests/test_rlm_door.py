@@ -1,0 +1,128 @@
+"""What the two constructors take and refuse, and the blocking face."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import threading
+from pathlib import Path
+
+import anyio
+import pytest
+
+from asyncrlm import RLM, AsyncRLM, ConfigurationError
+from asyncrlm.testing import ScriptedLM
+
+from .helpers import scripted, submit
+
+
+@pytest.mark.parametrize("face", [AsyncRLM, RLM])
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"max_iteration": 3}, "max_iterations"),
+        ({"depth": 1}, "max_depth"),
+        ({"max_depth": -1}, "max_depth"),
+        ({"max_depth": "two"}, "max_depth"),
+        ({"max_timeout": float("nan")}, "max_timeout"),
+        ({"limits": "firm"}, "limits"),
+        ({"persistent": True}, "later release"),
+        ({"compaction": True}, "later release"),
+        ({"environment": "docker"}, "later release"),
+        ({"environment": "nowhere"}, "local"),
+        ({"environment_kwargs": {"cell_timout": 3}}, "cell_timeout"),
+        ({"custom_tools": {"llm_query": 1}}, "llm_query"),
+        ({"custom_tools": {"no name": 1}}, "no name"),
+        ({"other_backends": "openai"}, "list"),
+        ({"on_subcall_start": 3}, "on_subcall_start"),
+        ({"logger": object()}, "RLMLogger"),
+    ],
+)
+def test_wrong_arguments_are_named(face: type, arguments: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        face(scripted(), **arguments)
+
+
+@pytest.mark.parametrize("vendor", ["anthropic", "gemini", "azure_openai", "portkey"])
+def test_vendors_of_a_later_release_are_refused(vendor: str) -> None:
+    with pytest.raises(ConfigurationError, match="later release"):
+        AsyncRLM(vendor, backend_kwargs={"model_name": "m"})
+
+
+def test_no_key_says_how_to_get_going(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    with pytest.raises(ConfigurationError) as caught:
+        AsyncRLM()
+    for way in ("OPENAI_API_KEY", "base_url", "offline"):
+        assert way in str(caught.value)
+
+
+def test_both_faces_take_the_same_arguments() -> None:
+    assert inspect.signature(RLM) == inspect.signature(AsyncRLM)
+
+
+def test_an_instance_pickles_as_its_configuration() -> None:
+    rlm = pickle.loads(pickle.dumps(AsyncRLM("offline", max_depth=2)))
+    assert "offline" in repr(rlm)
+    assert "offline" in repr(pickle.loads(pickle.dumps(RLM("offline"))))
+
+
+def test_blocking_in_a_script(no_leaks: None) -> None:
+    with RLM(ScriptedLM(lambda request: submit("context * 2"))) as rlm:
+        assert rlm.completion("ab").response == "abab"
+        assert rlm.completion("cd").response == "cdcd"
+
+
+def test_blocking_inside_a_running_loop(no_leaks: None) -> None:
+    async def notebook() -> str:
+        with RLM(scripted(submit("'ok'"))) as rlm:
+            return rlm.completion("CTX").response
+
+    assert anyio.run(notebook) == "ok"
+
+
+def test_blocking_from_many_threads(no_leaks: None) -> None:
+    answers: dict[int, str] = {}
+    with RLM(ScriptedLM(lambda request: submit("context"))) as rlm:
+
+        def one(i: int) -> None:
+            answers[i] = rlm.completion(f"ctx{i}").response
+
+        threads = [threading.Thread(target=one, args=(i,)) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+    assert answers == {i: f"ctx{i}" for i in range(8)}
+
+
+@pytest.mark.anyio
+async def test_a_path_is_read_by_the_worker(tmp_path: Path) -> None:
+    file = tmp_path / "long.txt"
+    file.write_bytes("héllo\r\nworld".encode())
+    completion = await AsyncRLM(scripted(submit("repr(context)"))).acompletion(file)
+    assert completion.response == repr("héllo\r\nworld")
+
+
+@pytest.mark.anyio
+async def test_overrides_are_for_one_call() -> None:
+    rlm = AsyncRLM(
+        ScriptedLM(lambda request: submit("str(SHOW_LIMITS()['calls']) + tool()")), custom_tools={"tool": lambda: "a"}
+    )
+    first = await rlm.acompletion("CTX", max_subcalls=7, custom_tools={"tool": lambda: "b"})
+    second = await rlm.acompletion("CTX")
+    assert (first.response, second.response) == ("7b", "Nonea")
+    with pytest.raises(ConfigurationError, match="max_subcalls"):
+        await rlm.acompletion("CTX", max_subcall=7)
+
+
+def test_an_open_engine_belongs_to_its_loop() -> None:
+    rlm = AsyncRLM(ScriptedLM(lambda request: submit("'ok'")))
+
+    async def enter() -> None:
+        await rlm.__aenter__()
+
+    anyio.run(enter)
+    with pytest.raises(ConfigurationError, match="event loop"):
+        anyio.run(rlm.acompletion, "CTX")
