@@ -21,7 +21,7 @@ BOOK = {
 ROOT = """```repl
 names = sorted(context)
 prompts = [f"What does the guest drink?\\n\\n{context[name]}" for name in names]
-drinks = rlm_query_batched(prompts)
+drinks = rlm_query_batched(prompts, model="offline")
 answer["content"] = {name: drink for name, drink in zip(names, drinks)}
 answer["ready"] = True
 ```"""

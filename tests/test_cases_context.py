@@ -142,7 +142,7 @@ HOSTILE = [
     "{x} %s \\N{DASH}",
     'ends in "',
     "\ud800",
-    "\u2028",
+    "a\u2028b",
 ]
 
 

@@ -9,8 +9,9 @@ import subprocess
 import sys
 import textwrap
 import threading
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import psutil
@@ -22,6 +23,9 @@ from asyncrlm import AsyncRLM, ConfigurationError, RLMLogger
 from .cases import CASES, covers, scripted
 from .cases.models import ScriptedRoot, SubModel, cell, submit, whole
 from .cases.runs import run, run_case
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 pytestmark = pytest.mark.anyio
 
@@ -105,9 +109,7 @@ def _listening() -> set[tuple[int, str]]:
     here = psutil.Process()
     found: set[tuple[int, str]] = set()
     for process in [here, *here.children(recursive=True)]:
-        inodes = {
-            os.readlink(f) for f in Path(f"/proc/{process.pid}/fd").iterdir() if os.readlink(f).startswith("socket:")
-        }
+        inodes = set(_links(Path(f"/proc/{process.pid}/fd")))
         for table in ("tcp", "tcp6", "udp", "udp6", "unix"):
             for line in Path(f"/proc/{process.pid}/net/{table}").read_text().splitlines()[1:]:
                 fields = line.split()
@@ -117,6 +119,12 @@ def _listening() -> set[tuple[int, str]]:
                 if open_door and f"socket:[{inode}]" in inodes:
                     found.add((process.pid, f"{table} {inode}"))
     return found
+
+
+def _links(folder: Path) -> Iterator[str]:
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):  # the descriptor of this very listing is closed by now
+            yield os.readlink(path)
 
 
 @covers("Z07")

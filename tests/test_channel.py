@@ -7,16 +7,15 @@ from typing import Any
 
 import anyio
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from repl_fakes import FunctionServices, Worker, fake_session
 
-from asyncrlm.repl.sandbox import Settings
 from asyncrlm.errors import BudgetExceededError, LMError, ProtocolError, SandboxLost
-from asyncrlm.repl import channel as channel_module
+from asyncrlm.repl import broker as broker_module
 from asyncrlm.repl.channel import FrameParser, encode_frame
 from asyncrlm.repl.messages import Execute, Reply
-from asyncrlm.repl.session import Session, SubCall
+from asyncrlm.repl.session import SubCall
 from asyncrlm.repl.tools import HostTools
 
 pytestmark = pytest.mark.anyio
@@ -43,9 +42,9 @@ def test_parser_takes_any_chunking(frames: list[bytes], sizes: list[int], end: b
 def test_parser_bounds_a_line(chunk: int, complete: bool) -> None:
     parser = FrameParser(100)
     data = b"x" * 101 + (b"\n" if complete else b"")
+    pieces = [data[at : at + chunk] for at in range(0, len(data), chunk)]
     with pytest.raises(ProtocolError, match="more than 100 bytes"):
-        for at in range(0, len(data), chunk):
-            parser.feed(data[at : at + chunk])
+        list(map(parser.feed, pieces))
 
 
 def test_parser_is_linear_in_many_small_chunks() -> None:
@@ -170,3 +169,207 @@ async def test_calls_run_at_once_and_are_answered_as_they_finish() -> None:
             async with session:
                 await session.execute("")
     assert order == list(range(20))
+
+
+# ---- one reply to each call ------------------------------------------------------------------------------------------
+
+
+async def replies_to(
+    calls: list[dict[str, Any]],
+    *,
+    services: FunctionServices | None = None,
+    tools: dict[str, Any] | None = None,
+    cancel: tuple[int, ...] = (),
+    expect: int | None = None,
+    **options: Any,
+) -> tuple[dict[int, dict[str, Any]], Any]:
+    """Runs one cell that makes `calls`, cancels some, takes as many replies as are due, and ends."""
+    replies: dict[int, dict[str, Any]] = {}
+
+    async def script(worker: Worker) -> None:
+        await worker.hello()
+        cell, _ = await worker.cell()
+        for number, call in enumerate(calls):
+            await worker.send(t="call", **{"id": number, **call})
+        for number in cancel:
+            await worker.send(t="cancel", id=number)
+        for _ in range(len(calls) if expect is None else expect):
+            frame = await worker.take()
+            assert frame.pop("t") == "reply"
+            assert frame["id"] not in replies
+            replies[frame.pop("id")] = frame
+        await worker.done(cell)
+        while True:
+            frame = await worker.take()
+            assert frame.pop("t") == "reply"
+            assert frame["id"] not in replies
+            replies[frame.pop("id")] = frame
+
+    outcome = None
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            session, opened = fake_session(group, script, services=services, tools=HostTools(tools), **options)
+            async with session:
+                outcome = await session.execute("")
+                while len(replies) < len([call for call in calls if call.get("kind") != "none"]):
+                    await anyio.lowlevel.checkpoint()
+            assert opened[0].killed.is_set()
+            group.cancel_scope.cancel()
+    return replies, outcome
+
+
+def raising(*errors: Exception) -> FunctionServices:
+    left = list(errors)
+
+    async def answer(call: SubCall) -> str:
+        raise left.pop(0)
+
+    return FunctionServices(answer)
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "reply"),
+    [
+        (
+            "llm",
+            LMError("slow down", kind="rate_limit", retryable=True),
+            {"error": "slow down", "kind": "rate_limit", "retryable": True},
+        ),
+        ("rlm", BudgetExceededError(1.0, 0.5, "no money"), {"error": "no money", "kind": "limit"}),
+        ("rlm", SandboxLost("gone"), {"error": "gone", "kind": "child"}),
+        ("rlm", ValueError("oops"), {"error": "ValueError: oops", "kind": "child"}),
+        ("llm", ValueError(), {"error": "ValueError", "kind": "other"}),
+        (
+            "rlm",
+            ExceptionGroup("g", [ExceptionGroup("h", [LMError("in a group", kind="quota")])]),
+            {"error": "in a group", "kind": "quota"},
+        ),
+    ],
+)
+async def test_errors_of_services_become_replies(kind: str, error: Exception, reply: dict[str, Any]) -> None:
+    replies, outcome = await replies_to([{"kind": kind, "prompt": "p"}], services=raising(error))
+    assert replies == {0: reply}
+    assert outcome.failures == {reply["kind"]: 1}
+    assert "Traceback" not in replies[0]["error"]
+
+
+async def test_third_permanent_failure_of_a_kind_raises_in_the_cell() -> None:
+    kinds = ["authentication", "permission", "authentication", "server", "server", "server", "authentication"]
+    errors = [LMError(kind, kind=kind) for kind in kinds]  # type: ignore[arg-type]
+    replies, outcome = await replies_to([{"kind": "llm", "prompt": ""} for _ in kinds], services=raising(*errors))
+    assert [replies[number].get("raises", False) for number in range(7)] == [False] * 6 + [True]
+    assert outcome.failures == {"authentication": 3, "permission": 1, "server": 3}
+
+
+async def test_cancelled_calls_stop_and_are_answered_once() -> None:
+    stopped: list[Any] = []
+
+    async def answer(call: SubCall) -> str:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            stopped.append(call.prompt)
+        return ""
+
+    replies, _ = await replies_to(
+        [{"kind": "llm", "prompt": "a"}, {"kind": "rlm", "prompt": "b"}, {"kind": "llm", "prompt": "c"}],
+        services=FunctionServices(answer),
+        cancel=(0, 1, 1),
+        expect=2,
+    )
+    cancelled = {"error": "cancelled", "kind": "cancelled"}
+    assert replies == {0: cancelled, 1: cancelled, 2: cancelled}  # the third by the end of the cell
+    # A call that is cancelled before its task has begun never reaches the services.
+    assert set(stopped) <= {"a", "b", "c"}
+
+
+async def test_more_calls_than_tasks_all_get_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_module, "MOST_TASKS", 7)
+    calls = [{"kind": "llm", "prompt": str(number)} for number in range(50)]
+    go = anyio.Event()
+
+    async def answer(call: SubCall) -> str:
+        await go.wait()
+        return f"re: {call.prompt}"
+
+    async def release() -> None:
+        await anyio.wait_all_tasks_blocked()
+        go.set()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(release)
+        replies, outcome = await replies_to(calls, services=FunctionServices(answer), cancel=(48,))
+    assert replies.pop(48) == {"error": "cancelled", "kind": "cancelled"}  # it had not begun
+    assert [replies[number]["value"] for number in sorted(replies)] == [f"re: {n}" for n in range(50) if n != 48]
+    assert outcome.subcalls == 49
+
+
+async def test_the_end_of_a_cell_answers_calls_that_had_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_module, "MOST_TASKS", 2)
+    calls = [{"kind": "llm", "prompt": "hang"} for _ in range(5)]
+
+    async def answer(call: SubCall) -> str:
+        await anyio.sleep_forever()
+        return ""
+
+    replies, outcome = await replies_to(calls, services=FunctionServices(answer), expect=0)
+    assert list(replies.values()) == [{"error": "cancelled", "kind": "cancelled"}] * 5
+    assert outcome.failures == {}
+
+
+async def test_without_task_handles_calls_can_be_cancelled_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with an anyio that has none yet."""
+    monkeypatch.setattr(broker_module, "getattr", lambda *_: None, raising=False)
+
+    async def answer(call: SubCall) -> str:
+        if call.prompt == "hang":
+            await anyio.sleep_forever()
+        return "ok"
+
+    calls = [{"kind": "llm", "prompt": "hang"}, {"kind": "llm", "prompt": "x"}]
+    replies, _ = await replies_to(calls, services=FunctionServices(answer), cancel=(0,))
+    assert replies == {0: {"error": "cancelled", "kind": "cancelled"}, 1: {"value": "ok"}}
+
+
+@pytest.mark.parametrize(
+    "prompt", [5, {"a": 1}, [], [{"role": "user"}], {"$": "tuple", "v": []}, {"$": "lies", "v": 0}]
+)
+async def test_what_is_no_prompt_fails_its_call(prompt: Any) -> None:
+    services = FunctionServices()
+    replies, _ = await replies_to([{"kind": "llm", "prompt": prompt}], services=services)
+    assert replies[0]["error"]
+    assert not services.calls
+
+
+async def test_prompts_and_answers_may_hold_any_text() -> None:
+    async def answer(call: SubCall) -> str:
+        assert isinstance(call.prompt, list)
+        return call.prompt[0]["content"] + "\ud800\x00é😀"
+
+    message = {"role": "user", "content": {"$": "str", "v": "7aCA"}}  # a lone surrogate
+    replies, _ = await replies_to([{"kind": "llm", "prompt": [message]}], services=FunctionServices(answer))
+    from asyncrlm.repl.worker import codec
+
+    assert codec.decode(replies[0]["value"]) == "\ud800\ud800\x00é😀"
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # trio's Cancelled can't be made by hand
+async def test_a_call_whose_task_is_torn_down_is_answered() -> None:
+    """asyncio's own cancellation, raised by code that awaits a cancelled future, is no answer and no error."""
+
+    async def answer(call: SubCall) -> str:
+        raise anyio.get_cancelled_exc_class()
+
+    replies, outcome = await replies_to([{"kind": "llm", "prompt": "a"}] * 2, services=FunctionServices(answer))
+    cancelled = {"error": "cancelled", "kind": "cancelled"}
+    assert replies == {0: cancelled, 1: cancelled}
+    assert outcome.lost is None
+
+
+async def test_limits_that_fail_are_an_error_reply() -> None:
+    class Broken(FunctionServices):
+        def limits(self) -> dict[str, Any]:
+            raise ZeroDivisionError("x")
+
+    replies, _ = await replies_to([{"kind": "limits"}], services=Broken())
+    assert replies == {0: {"error": "ZeroDivisionError: x", "kind": "other"}}

@@ -19,9 +19,11 @@ import pytest
 
 import asyncrlm
 from asyncrlm.cli import main
+from asyncrlm.testing import FakeOpenAIServer, FakeRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
 
 TEXT = "The cat sat on the mat. The dog slept under the table. It rained all day.\n"
 COMMAND = [sys.executable, "-m", "asyncrlm"]
@@ -55,7 +57,7 @@ def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> C
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
     path = tmp_path / "text.txt"
-    path.write_text(TEXT * 50)
+    path.write_text(TEXT + "".join(f"On day {day} it rained in the town.\n" for day in range(500)))
     return path
 
 
@@ -135,7 +137,7 @@ def test_a_log_is_written(cli: Callable[..., Ran], text: Path, tmp_path: Path) -
         (["run", "{text}"], 2, "question"),
         (["run"], 2, "FILE"),
         (["run", "{text}", "-q", "x", "--nonsense"], 2, "--nonsense"),
-        (["run", "{text}", "-q", "x", "--max-tokens", "many"], 2, "many"),
+        (["run", "{text}", "-q", "x", "--max-tokens", "many"], 2, "--max-tokens"),
         (["run", "{text}", "-q", "x", "--quiet", "--verbose"], 2, "exclude each other"),
         (["run", "{text}", "-q", "x", "--backend", "nonsense"], 2, "asyncrlm: "),
         (["run", "{text}", "-q", "x", "--backend", "offline", "--environment", "docker"], 2, "docker"),
@@ -182,10 +184,30 @@ def test_standard_input_that_is_not_there(cli: Callable[..., Ran], monkeypatch: 
     assert cli("run", "-", "-q", "x", "--backend", "offline").status == 2
 
 
-def test_an_answer_cut_short_says_so(cli: Callable[..., Ran], text: Path) -> None:
-    ran = cli("run", text, "-q", "Where did the cat sit?", "--backend", "offline", "--max-iterations", "1")
-    if ran.status == 0 and "stopped by" in ran.err:
-        assert "max_iterations" in ran.err
+ROOT = """```repl
+found = llm_query("Where did the cat sit? " + context[:24])
+```"""
+
+
+def test_a_model_on_a_server(cli: Callable[..., Ran], text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "for-nobody")
+
+    def reply(request: FakeRequest) -> str:
+        if request.fields["model"] == "small":
+            return "on the mat"
+        return ROOT if len(server.requests) == 1 else "It sat on the mat, I think."
+
+    with FakeOpenAIServer.serve_in_thread(reply) as server:
+        models = ["--model", "big", "--sub-model", "small", "--base-url", server.base_url]
+        ran = cli("run", text, "-q", "Where did the cat sit?", *models, "--max-iterations", "2", "--json", "--quiet")
+    assert [request.fields["model"] for request in server.requests[:2]] == ["big", "small"]
+    completion = json.loads(ran.out)
+    assert ran.status == 0
+    assert completion["root_model"] == "big"
+    assert completion["response"] == "It sat on the mat, I think."
+    # Nobody submitted this answer: whoever reads it should know.
+    assert completion["stop_reason"] == "max_iterations"
+    assert ran.err == "asyncrlm: stopped by max_iterations; the answer is from what there was by then\n"
 
 
 def test_models_are_named_by_options(text: Path) -> None:

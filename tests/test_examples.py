@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,21 +14,28 @@ import httpx
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-def run_example(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    keyless = {key: value for key, value in os.environ.items() if not key.endswith("_API_KEY")}
-    return subprocess.run(
-        [sys.executable, "-W", "error", EXAMPLES / name, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        env=keyless,
-    )
+@pytest.fixture
+def run_example(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], no_leaks: None
+) -> Callable[..., tuple[str, str]]:
+    """Runs an example as `python examples/NAME` does; what it wrote to standard output and error."""
+    for name in list(os.environ):
+        if name.endswith("_API_KEY"):
+            monkeypatch.delenv(name)
+
+    def run(name: str, *arguments: str) -> tuple[str, str]:
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        out, err = capsys.readouterr()
+        return out, err
+
+    return run
 
 
 def load(name: str) -> ModuleType:
@@ -41,36 +48,36 @@ def load(name: str) -> ModuleType:
     return module
 
 
-def test_quickstart() -> None:
-    ran = run_example("quickstart.py")
-    assert ran.returncode == 0, ran.stderr
-    assert "behind the kitchen clock" in ran.stdout
-    assert "turn 1/" in ran.stderr
+def test_every_example_has_a_test() -> None:
+    names = {path.name for path in EXAMPLES.glob("*.py")}
+    assert names == {"quickstart.py", "batch_questions.py", "custom_tools.py", "recursion.py", "fastapi_app.py"}
 
 
-def test_batch_of_questions_over_one_document(tmp_path: Path) -> None:
-    ran = run_example("batch_questions.py")
-    assert ran.returncode == 0, ran.stderr
-    captain, cargo, harbour = ran.stdout.split("?\n")[1:]
+def test_quickstart(run_example: Callable[..., tuple[str, str]]) -> None:
+    out, err = run_example("quickstart.py")
+    assert "behind the kitchen clock" in out
+    assert "turn 1/" in err
+
+
+def test_batch_of_questions_over_one_document(run_example: Callable[..., tuple[str, str]], tmp_path: Path) -> None:
+    out, _ = run_example("batch_questions.py")
+    captain, cargo, harbour = out.split("?\n")[1:]
     assert "Ada Brandt" in captain
     assert "lamp oil" in cargo
     assert "Bergen" in harbour
     document = tmp_path / "log.txt"
-    document.write_text("The captain of the ship was Bo Ek.\n" * 2)
-    ran = run_example("batch_questions.py", str(document))
-    assert ran.returncode == 0, ran.stderr
-    assert "Bo Ek" in ran.stdout
+    document.write_text("The captain of the ship was Bo Ek.\nThe sky was blue.\n")
+    out, _ = run_example("batch_questions.py", str(document))
+    assert "Bo Ek" in out
 
 
-def test_custom_tools() -> None:
-    ran = run_example("custom_tools.py")
-    assert (ran.returncode, ran.stdout) == (0, "to order: lamp, rope\n"), ran.stderr
+def test_custom_tools(run_example: Callable[..., tuple[str, str]]) -> None:
+    assert run_example("custom_tools.py") == ("to order: lamp, rope\n", "")
 
 
-def test_recursion() -> None:
-    ran = run_example("recursion.py")
-    assert ran.returncode == 0, ran.stderr
-    answer, *children = ran.stdout.splitlines()
+def test_recursion(run_example: Callable[..., tuple[str, str]]) -> None:
+    out, _ = run_example("recursion.py")
+    answer, *children = out.splitlines()
     for drink in ("tea", "coffee", "milk", "rum"):
         assert drink in answer
     assert len(children) == 4

@@ -86,7 +86,7 @@ import time, subprocess
 for i in range(20):
     print('said by', context, i)
     time.sleep(0.002)
-subprocess.run(['echo', 'echoed for ' + context])
+_ = subprocess.run(['echo', 'echoed for ' + context])
 """
 
 

@@ -32,12 +32,13 @@ def quickstart(asked: Asked) -> FakeReply:
 
 
 def trajectory(asked: Asked) -> FakeReply:
+    usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
     if not asked.is_conversation:
-        return FakeReply(asked.newest.upper())
+        return FakeReply(asked.newest.upper(), usage=usage)
     if asked.turn == 1:
         assert "What is the sum?" in asked.text
-        return FakeReply(cell("total = sum(context['numbers'])\nprint(total, llm_query('check'))"))
-    return FakeReply(submit("total"))
+        return FakeReply(cell("total = sum(context['numbers'])\nprint(total, llm_query('check'))"), usage=usage)
+    return FakeReply(submit("total"), usage=usage)
 
 
 def recursion(asked: Asked) -> FakeReply:
@@ -118,12 +119,12 @@ PRINTS = {
     "limits": (
         limits,
         [
-            "timeout True 1.0 True",
+            "turns as far as I got: 3",
+            "timeout True 2.0 True",
             "tokens True 250000 True",
             "budget True 0.012",
             "errors 3 3 True True",
             "cancelled True",
-            "turns as far as I got: 3",
             "refused",
         ],
     ),

@@ -29,13 +29,13 @@ class Event(Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
 
 class RunStarted(Event, frozen=True, kw_only=True):
     root_model: str
-    sub_models: list[str] = field(default_factory=list)
+    sub_models: list[str] = field(default_factory=list[str])
     environment: str = ""
-    in_force: dict[str, Any] = field(default_factory=dict)
+    in_force: dict[str, Any] = field(default_factory=dict[str, Any])
     """What isolation holds where cells run; empty until the sandbox is open (see `SandboxOpened`)."""
     max_depth: int = 1
     max_iterations: int = 30
-    limits: dict[str, Any] = field(default_factory=dict)
+    limits: dict[str, Any] = field(default_factory=dict[str, Any])
     prompt_type: str = "str"
     prompt_size: int = 0
     """Characters of text, bytes of bytes or of a file."""
@@ -45,7 +45,7 @@ class RunStarted(Event, frozen=True, kw_only=True):
 
 class SandboxOpened(Event, frozen=True, kw_only=True):
     environment: str
-    in_force: dict[str, Any] = field(default_factory=dict)
+    in_force: dict[str, Any] = field(default_factory=dict[str, Any])
     seconds: float = 0.0
 
 
@@ -91,7 +91,7 @@ class CellFinished(Event, frozen=True, kw_only=True):
     stderr: str = ""
     error: str | None = None
     """The traceback, if the cell raised or was stopped."""
-    variables: dict[str, str] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict[str, str])
     """Name → type."""
     subcalls: int = 0
     failed_subcalls: int = 0

@@ -23,8 +23,14 @@ import anyio
 import anyio.lowlevel
 from msgspec import structs
 
-from .errors import BudgetExceededError, ConfigurationError, SubcallLimitExceededError, TokenLimitExceededError
-from .money import PICO, Need, Percentile, Price, Rates, ReportedUsage, Settlement, Size, picodollars
+from .errors import (
+    BudgetExceededError,
+    ConfigurationError,
+    LimitError,
+    SubcallLimitExceededError,
+    TokenLimitExceededError,
+)
+from .money import PICO, Need, Percentile, Price, Rates, ReportedUsage, Reservation, Settlement, Size, picodollars
 from .types import ModelUsageSummary, UsageSummary
 
 if TYPE_CHECKING:
@@ -44,76 +50,18 @@ is under sixteen such replies (see `Ledger.output_cap`)."""
 
 _SMALLEST_CAP = 256
 _REPLIES_PER_LIMIT = 16
-_WOKEN_PER_CHANGE = 4
 
 
-class Reservation:
-    """Room for one call. Ends by exactly one of `settle`, `settle_estimated` and `release`."""
+class _Waiter:
+    """A call in the queue. `served` is set once it has a reservation or a refusal."""
 
-    __slots__ = ("_ledger", "_open", "_rates", "_size", "need")
+    __slots__ = ("need", "refusal", "reservation", "served")
 
-    def __init__(self, ledger: Ledger, need: Need, size: Size, rates: Rates | None) -> None:
+    def __init__(self, need: Need) -> None:
         self.need = need
-        self._ledger = ledger
-        self._size = size
-        self._rates = rates
-        self._open = True
-
-    def settle(self, usage: ReportedUsage | None, *, cost: float | None = None) -> None:
-        """Book what the reply said it used. What it did not say is booked as reserved and marked estimated.
-
-        Args:
-            usage: None is the same as `settle_estimated`.
-            cost: USD as the provider reports it; it wins over `usage.cost`, and both over the price.
-        """
-        if usage is None and cost is None:
-            return self.settle_estimated()
-        said_input = _count(usage.input_tokens) if usage else None
-        said_output = _count(usage.output_tokens) if usage else None
-        input_tokens = self._size.input_tokens if said_input is None else said_input
-        output_tokens = self._size.output_tokens if said_output is None else said_output
-        cached = min(input_tokens, (_count(usage.cached_tokens) if usage else None) or 0)
-        reasoning = (_count(usage.reasoning_tokens) if usage else None) or 0
-        money = _reported(cost)
-        if money is None and usage is not None:
-            money = _reported(usage.cost)
-        if money is None and self._rates is not None:
-            rates = self._rates
-            money = (input_tokens - cached) * rates.input + cached * rates.cached + output_tokens * rates.output
-        estimated = said_input is None or said_output is None
-        self._end(Size(input_tokens, output_tokens, money or 0), cached, reasoning, money is not None, estimated)
-        return None
-
-    def settle_estimated(self) -> None:
-        """Book the reservation itself: the call was cut off, or failed after the model may have worked."""
-        self._end(self._size, 0, 0, self._rates is not None, estimated=True)
-
-    def release(self) -> None:
-        """Book nothing: the model surely never worked on the call."""
-        self._close()
-        self._ledger._book(self._size, None, None)  # pyright: ignore[reportPrivateUsage]
-
-    def _end(self, used: Size, cached: int, reasoning: int, priced: bool, estimated: bool) -> None:
-        self._close()
-        settlement = Settlement(
-            model=self.need.model,
-            input_tokens=used.input_tokens,
-            output_tokens=used.output_tokens,
-            cached_tokens=cached,
-            reasoning_tokens=reasoning,
-            cost=used.money / PICO if priced else None,
-            estimated=estimated,
-        )
-        self._ledger._book(self._size, used, settlement)  # pyright: ignore[reportPrivateUsage]
-
-    def _close(self) -> None:
-        if not self._open:
-            raise RuntimeError("this reservation has already been settled or released")
-        self._open = False
-
-    def __repr__(self) -> str:
-        state = "open" if self._open else "ended"
-        return f"<Reservation {state} {self.need.model} {self._size.tokens} tokens ${self._size.money / PICO:.6f}>"
+        self.served = anyio.Event()
+        self.reservation: Reservation | None = None
+        self.refusal: LimitError | None = None
 
 
 class Ledger:
@@ -166,13 +114,17 @@ class Ledger:
         self._held = Size()
         """Kept from every call that is not closing. Zero once a closing call has been let through."""
 
-        self._waiting: OrderedDict[anyio.Event, None] = OrderedDict()
-        """Calls inside `changed`, first come first. While any waits, a reservation is open or a wake is on its way."""
+        self._queue: OrderedDict[_Waiter, None] = OrderedDict()
+        """Calls inside `reserve`, first come first. While any waits, a reservation is open."""
+        self._change: anyio.Event | None = None
+        """Set and forgotten at the next settlement or release; made by the first who waits in `changed`."""
 
     # ---- reserving ---------------------------------------------------------------------------------------------------
 
     def try_reserve(self, need: Need) -> Reservation | None:
-        """Room for a call, or None if there is none now but calls in flight may give some back: then await `changed`.
+        """Room for a call, or None if there is none now but calls in flight may give some back.
+
+        Then give up what others may need, such as a permit of the gate, and await `reserve`.
 
         Raises:
             BudgetExceededError, TokenLimitExceededError: if there is no room and nothing in flight.
@@ -183,40 +135,45 @@ class Ledger:
                 f"max_budget needs the price of {need.model!r}: pass price={{'input': USD, 'output': USD}} "
                 "(per million tokens) in backend_kwargs, or leave max_budget out"
             )
-        rates = None if need.price is None else Rates.of(need.price)
-        size = self._size(need, rates)
-        if not self._fits(size, need.closing):
-            if self._open:
-                return None
-            if not self._goes_alone(need, size, rates):
-                self._wake(len(self._waiting))
-                raise self._refusal(size, need.closing)
-        if need.closing:
-            self._held = Size()
-        self._open += 1
-        self._reserved_money += size.money
-        self._reserved_tokens += size.tokens
-        self._wake(1)
-        return Reservation(self, need, size, rates)
+        if self._queue and not need.closing:
+            return None  # they came first
+        return self._admit(need)
+
+    async def reserve(self, need: Need) -> Reservation:
+        """Room for a call, waiting for it while anything is in flight, first come first served.
+
+        Raises:
+            BudgetExceededError, TokenLimitExceededError: if there is no room and nothing in flight.
+            ConfigurationError: if the ledger has a budget and the call no price.
+        """
+        await anyio.lowlevel.checkpoint()
+        if (reservation := self.try_reserve(need)) is not None:
+            return reservation
+        waiter = _Waiter(need)
+        self._queue[waiter] = None
+        try:
+            await waiter.served.wait()
+        except BaseException:
+            self._queue.pop(waiter, None)
+            if waiter.reservation is not None:
+                waiter.reservation.release()
+            else:
+                self._serve()  # the next in line may need less
+            raise
+        if waiter.reservation is None:
+            raise waiter.refusal or AssertionError("served with nothing")
+        return waiter.reservation
 
     async def changed(self) -> None:
-        """Wait until it is worth trying again: some reservation was settled or released.
+        """Wait until some reservation is settled or released; with nothing in flight return at once.
 
-        Waiters are woken in order and a few at a time, each success waking the next; with nothing in flight it returns
-        at once. So always call `try_reserve` again afterwards.
+        All who wait are woken, to try again: prefer `reserve`, which wakes only who is served.
         """
         if not self._open:
             return await anyio.lowlevel.checkpoint()
-        event = anyio.Event()
-        self._waiting[event] = None
-        try:
-            await event.wait()
-        except BaseException:
-            if event.is_set():
-                self._wake(1)  # it was this one's turn: pass it on
-            else:
-                del self._waiting[event]
-            raise
+        if self._change is None:
+            self._change = anyio.Event()
+        return await self._change.wait()
 
     def hold_back(self, need: Need) -> None:
         """Keep room for the last call of the run, which says `closing=True`. A new allowance replaces the old one.
@@ -293,6 +250,34 @@ class Ledger:
 
     # ---- inside ------------------------------------------------------------------------------------------------------
 
+    def _admit(self, need: Need) -> Reservation | None:
+        rates = None if need.price is None else Rates.of(need.price)
+        size = self._size(need, rates)
+        if not self._fits(size, need.closing):
+            if self._open:
+                return None
+            if not self._goes_alone(need, size, rates):
+                raise self._refusal(size, need.closing)
+        if need.closing:
+            self._held = Size()
+        self._open += 1
+        self._reserved_money += size.money
+        self._reserved_tokens += size.tokens
+        return Reservation(self._book, need, size, rates)
+
+    def _serve(self) -> None:
+        """Serve the queue from its head, as far as there is room; with nothing in flight each is let in or refused."""
+        while self._queue:
+            waiter = next(iter(self._queue))
+            try:
+                waiter.reservation = self._admit(waiter.need)
+                if waiter.reservation is None:
+                    return
+            except LimitError as refusal:
+                waiter.refusal = refusal
+            self._queue.popitem(last=False)
+            waiter.served.set()
+
     def _size(self, need: Need, rates: Rates | None) -> Size:
         if self.mode == "hard":
             input_tokens = need.input_bytes
@@ -329,7 +314,7 @@ class Ledger:
         if self.mode == "hard":
             return False
         money, tokens = self._room(closing=need.closing)
-        if not ((money is None or money > 0 or size.money == 0) and (tokens is None or tokens > 0)):
+        if not ((money is None or money > 0) and (tokens is None or tokens > 0)):
             return False
         if need.closing:
             return True
@@ -358,8 +343,10 @@ class Ledger:
             self._spent += used.money
             self._tokens += used.tokens
             self._add(used, settlement)
-        # The last one wakes everybody: who still finds no room then gets the error.
-        self._wake(_WOKEN_PER_CHANGE if self._open else len(self._waiting))
+        self._serve()
+        if self._change is not None:
+            self._change.set()
+            self._change = None
         if settlement is not None and self._on_settle is not None:
             self._on_settle(settlement)
 
@@ -377,16 +364,3 @@ class Ledger:
             model.total_cost = self._money_by_model[name] / PICO
         if not settlement.estimated:
             self._outputs.setdefault(name, Percentile()).add(settlement.output_tokens)
-
-    def _wake(self, count: int) -> None:
-        for _ in range(min(count, len(self._waiting))):
-            self._waiting.popitem(last=False)[0].set()
-
-
-def _reported(cost: float | None) -> int | None:
-    """Picodollars of a cost that a provider reported; one that can't be true counts as not reported."""
-    return None if cost is None or not 0 <= cost < math.inf else picodollars(cost)
-
-
-def _count(tokens: int | None) -> int | None:
-    return None if tokens is None or tokens < 0 else tokens

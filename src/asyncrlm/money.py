@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Callable
 from decimal import ROUND_CEILING, Decimal
 from typing import Protocol
 
@@ -98,6 +99,79 @@ class Size(Struct, frozen=True):
         return self.input_tokens + self.output_tokens
 
 
+Book = Callable[[Size, Size | None, Settlement | None], None]
+"""What was reserved, what was used and what to tell of it; the last two are None for a call that was never made."""
+
+
+class Reservation:
+    """Room for one call. Ends by exactly one of `settle`, `settle_estimated` and `release`."""
+
+    __slots__ = ("_book", "_open", "_rates", "_size", "need")
+
+    def __init__(self, book: Book, need: Need, size: Size, rates: Rates | None) -> None:
+        self.need = need
+        self._book = book
+        self._size = size
+        self._rates = rates
+        self._open = True
+
+    def settle(self, usage: ReportedUsage | None, *, cost: float | None = None) -> None:
+        """Book what the reply said it used. What it did not say is booked as reserved and marked estimated.
+
+        Args:
+            usage: None is the same as `settle_estimated`.
+            cost: USD as the provider reports it; it wins over `usage.cost`, and both over the price.
+        """
+        if usage is None and cost is None:
+            return self.settle_estimated()
+        said_input = _count(usage.input_tokens) if usage else None
+        said_output = _count(usage.output_tokens) if usage else None
+        input_tokens = self._size.input_tokens if said_input is None else said_input
+        output_tokens = self._size.output_tokens if said_output is None else said_output
+        cached = min(input_tokens, (_count(usage.cached_tokens) if usage else None) or 0)
+        reasoning = (_count(usage.reasoning_tokens) if usage else None) or 0
+        money = _reported(cost)
+        if money is None and usage is not None:
+            money = _reported(usage.cost)
+        if money is None and self._rates is not None:
+            rates = self._rates
+            money = (input_tokens - cached) * rates.input + cached * rates.cached + output_tokens * rates.output
+        estimated = said_input is None or said_output is None
+        self._end(Size(input_tokens, output_tokens, money or 0), cached, reasoning, money is not None, estimated)
+        return None
+
+    def settle_estimated(self) -> None:
+        """Book the reservation itself: the call was cut off, or failed after the model may have worked."""
+        self._end(self._size, 0, 0, self._rates is not None, estimated=True)
+
+    def release(self) -> None:
+        """Book nothing: the model surely never worked on the call."""
+        self._close()
+        self._book(self._size, None, None)
+
+    def _end(self, used: Size, cached: int, reasoning: int, priced: bool, estimated: bool) -> None:
+        self._close()
+        settlement = Settlement(
+            model=self.need.model,
+            input_tokens=used.input_tokens,
+            output_tokens=used.output_tokens,
+            cached_tokens=cached,
+            reasoning_tokens=reasoning,
+            cost=used.money / PICO if priced else None,
+            estimated=estimated,
+        )
+        self._book(self._size, used, settlement)
+
+    def _close(self) -> None:
+        if not self._open:
+            raise RuntimeError("this reservation has already been settled or released")
+        self._open = False
+
+    def __repr__(self) -> str:
+        state = "open" if self._open else "ended"
+        return f"<Reservation {state} {self.need.model} {self._size.tokens} tokens ${self._size.money / PICO:.6f}>"
+
+
 class Percentile:
     """The 95th percentile of the last `REMEMBERED_CALLS` values, kept sorted: O(log n) to find, one memmove to add."""
 
@@ -125,3 +199,12 @@ def picodollars(usd: float, rounding: str = ROUND_CEILING) -> int:
 
 def _per_token(usd_per_million: float) -> int:
     return int((Decimal(repr(float(usd_per_million))) * (PICO // 10**6)).to_integral_value(ROUND_CEILING))
+
+
+def _reported(cost: float | None) -> int | None:
+    """Picodollars of a cost that a provider reported; one that can't be true counts as not reported."""
+    return None if cost is None or not 0 <= cost < math.inf else picodollars(cost)
+
+
+def _count(tokens: int | None) -> int | None:
+    return None if tokens is None or tokens < 0 else tokens

@@ -56,7 +56,7 @@ class AsyncRLM:
         environment_kwargs: The environment's settings.
         max_depth: How deep runs nest; 0 asks the model without a REPL.
         max_iterations: Turns of one run.
-        custom_system_prompt: Replaces the system prompt; `{custom_tools_section}` in it marks where tools are described.
+        custom_system_prompt: Replaces the system prompt; `{custom_tools_section}` marks where tools are described.
         orchestrator: Whether the system prompt advises to delegate to sub-models.
         user_prologue: Said to the root model before its first turn.
         custom_tools: Name → value or callable, or → `{"tool": value, "description": text}`, for cells.

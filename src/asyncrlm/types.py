@@ -50,7 +50,7 @@ class ModelUsageSummary(_Record):
 class UsageSummary(_Record):
     """What a whole tree used, by model."""
 
-    model_usage_summaries: dict[str, ModelUsageSummary] = field(default_factory=dict)
+    model_usage_summaries: dict[str, ModelUsageSummary] = field(default_factory=dict[str, ModelUsageSummary])
 
     @property
     def total_cost(self) -> float | None:
@@ -119,11 +119,11 @@ class REPLResult(_Record):
     stdout: str = ""
     stderr: str = ""
     """What the cell wrote to its standard error, then the traceback if it raised."""
-    locals: dict[str, str] = field(default_factory=dict)
+    locals: dict[str, str] = field(default_factory=dict[str, str])
     """Variable name → short repr."""
     execution_time: float = 0.0
     """Seconds."""
-    llm_calls: list[RLMChatCompletion] = field(default_factory=list)
+    llm_calls: list[RLMChatCompletion] = field(default_factory=list[RLMChatCompletion])
     final_answer: str | None = None
     error: str | None = None
     """The traceback, if the cell raised or was stopped."""
@@ -147,7 +147,7 @@ class RLMIteration(_Record):
     prompt: list[dict[str, Any]]
     """The messages that were new in this turn's request."""
     response: str
-    code_blocks: list[CodeBlock] = field(default_factory=list)
+    code_blocks: list[CodeBlock] = field(default_factory=list[CodeBlock])
     final_answer: str | None = None
     iteration_time: float | None = None
     """Seconds."""

@@ -126,10 +126,13 @@ def make(**limits):
         **limits,
     )
 
+result = make(max_iterations=2).completion("turns")
+print("turns", result.response)
+
 try:
-    make(max_timeout=1.0).completion("slow")
+    make(max_timeout=2.0).completion("slow")
 except TimeoutExceededError as e:
-    print("timeout", e.elapsed >= 1.0, e.timeout, bool(e.partial_answer))
+    print("timeout", e.elapsed >= 2.0, e.timeout, bool(e.partial_answer))
 
 try:
     make(max_tokens=250_000).completion("tokens")
@@ -154,9 +157,6 @@ try:
     make(on_iteration_start=interrupt).completion("slow")
 except CancellationError as e:
     print("cancelled", bool(e.partial_answer))
-
-result = make(max_iterations=2).completion("turns")
-print("turns", result.response)
 
 try:
     make(max_depth=1, environment="nowhere")

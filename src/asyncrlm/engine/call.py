@@ -91,11 +91,11 @@ class Watching:
         self.keeps_trajectory = bool(listener or configuration.logger or configuration.verbose)
         self._trajectory: Any = None
         if configuration.verbose:
-            from ..observe.progress import Progress
+            from ..observe.progress import Progress  # noqa: PLC0415 - loaded where it is used
 
             self.listeners.append(Progress())
         if self.keeps_trajectory:
-            from ..observe.trajectory import Trajectory
+            from ..observe.trajectory import Trajectory  # noqa: PLC0415 - loaded where it is used
 
             self._trajectory = Trajectory()
             self.listeners.append(self._trajectory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import cast
 
 
 @contextmanager
@@ -12,9 +13,12 @@ def one_error() -> Generator[None]:
     try:
         yield
     except BaseExceptionGroup as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-            error = error.exceptions[0]
+        error = _only(group)
         if error is group:
             raise
         raise error from error.__cause__
+
+
+def _only(error: BaseException) -> BaseException:
+    members = cast("tuple[BaseException, ...]", getattr(error, "exceptions", ()))
+    return _only(members[0]) if isinstance(error, BaseExceptionGroup) and len(members) == 1 else error  # pyright: ignore[reportUnknownVariableType]

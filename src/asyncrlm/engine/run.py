@@ -7,26 +7,14 @@ import uuid
 from typing import Any
 
 import anyio
+import anyio.to_thread
 from msgspec import Struct
 
 from ..errors import ErrorThresholdExceededError, LimitError, LMError, TimeoutExceededError
-from ..events import (
-    CellFinished,
-    CellStarted,
-    ModelReplied,
-    RunFinished,
-    RunStarted,
-    SandboxDied,
-    SandboxOpened,
-    ToolCalled,
-    TurnFinished,
-    TurnStarted,
-)
 from ..lm.base import LMReply
 from ..lm.clients import ClientSpec
-from ..repl.context import describe
-from ..repl.sandbox import Report
-from ..repl.session import CellOutcome, Session, ToolRecord
+from ..repl.context import ContextInfo, check_prompt_type, describe
+from ..repl.session import CellOutcome, Session
 from ..repl.tools import HostTools
 from ..types import StopReason
 from . import prompts as words
@@ -35,6 +23,7 @@ from .parsing import looks_like_code, parse_reply
 from .plain import plain_text, without_code
 from .services import RunServices
 from .settings import CLOSING_SECONDS, CLOSING_SHARE, CLOSING_TOKENS, MAX_EMPTY_REPLIES
+from .telling import Telling
 from .tree import Tree
 
 EMPTY_REPLY = "(no reply)"
@@ -73,7 +62,6 @@ class Run:
         self._root = root
         self._configuration = tree.configuration
         self._tools = self._configuration.tools if tools is None else tools
-        self._context = describe(prompt)
         self._history = History()
         self._started = time.perf_counter()
         self._cells = 0
@@ -83,6 +71,7 @@ class Run:
         self._last_text = ""
         self._last_error: str | None = None
         self._session: Session | None = None
+        self._telling = Telling(self)
         self._result: RunResult | None = None
 
     # ---- what the tree and the services ask of a run ----
@@ -125,38 +114,18 @@ class Run:
             LMError: when the root model can't be asked.
             SandboxLost: when there is no place to run cells.
         """
-        tree = self.tree
-        if tree.watched:
-            tree.emit(self._start_event())
+        context = await _described(self._prompt)
+        self._telling.run_started(self._root.model, context, self._root_prompt, self._tags)
         outcome: dict[str, Any] = {"stop_reason": "cancelled"}
         try:
-            result = await (self._plain() if self.depth >= tree.limits.max_depth else self._with_session())
+            result = await (self._plain() if self.depth >= self.tree.limits.max_depth else self._with_session(context))
             outcome = {"stop_reason": result.stop_reason, "response": result.response}
             return result
         except Exception as error:
             outcome = {"stop_reason": "error", "error": f"{type(error).__name__}: {error}"}
             raise
         finally:
-            if tree.watched:
-                tree.emit(
-                    RunFinished(**self.stamp(), **outcome, usage_summary=tree.ledger.usage(), seconds=self.seconds)
-                )
-
-    def _start_event(self) -> RunStarted:
-        tree, configuration = self.tree, self._configuration
-        return RunStarted(
-            **self.stamp(),
-            root_model=self._root.model,
-            sub_models=list(tree.router.names[1:]),
-            environment=configuration.environment.name,
-            max_depth=tree.limits.max_depth,
-            max_iterations=tree.limits.max_iterations,
-            limits={name: getattr(tree.limits, name) for name in tree.limits.__struct_fields__},
-            prompt_type=self._context.kind,
-            prompt_size=self._context.size,
-            root_prompt=self._root_prompt,
-            tags=self._tags,
-        )
+            self._telling.run_finished(**outcome)
 
     async def _plain(self) -> RunResult:
         """No depth for a REPL: the prompt goes to the model as it is."""
@@ -168,9 +137,9 @@ class Run:
             self.tree.meet(self._timed_out())
         raise self._timed_out()
 
-    async def _with_session(self) -> RunResult:
+    async def _with_session(self, context: ContextInfo) -> RunResult:
         configuration, tree = self._configuration, self.tree
-        self._open_history()
+        self._open_history(context)
         session = Session(
             configuration.environment,
             tree.scope,
@@ -178,8 +147,8 @@ class Run:
             tools=self._tools,
             raise_errors=tree.limits.on_subcall_error == "raise",
             show_values=tree.show_values,
-            on_tool=self._tool_called,
-            on_sandbox=self._sandbox_opened,
+            on_tool=self._telling.tool_called,
+            on_sandbox=self._telling.sandbox_opened,
         )
         async with session:
             self._session = session
@@ -192,10 +161,11 @@ class Run:
                         await self._close_out(session, error)
             if self._result is None and scope.cancelled_caught:
                 await self._out_of_time(session)
-        assert self._result is not None
+        if self._result is None:
+            raise RuntimeError("a run ended without a result or an error")
         return self._result
 
-    def _open_history(self) -> None:
+    def _open_history(self, context: ContextInfo) -> None:
         configuration, tree = self._configuration, self.tree
         sub = tree.router.sub(self.depth + 1)
         system = words.system_prompt(
@@ -211,10 +181,10 @@ class Run:
         self._history.user(
             words.context_message(
                 configuration.prompts,
-                kind=self._context.kind,
-                size=self._context.size,
-                items=self._context.count,
-                names=self._context.names,
+                kind=context.kind,
+                size=context.size,
+                items=context.count,
+                names=context.names,
                 root_prompt=self._root_prompt,
             )
         )
@@ -239,8 +209,7 @@ class Run:
         tree, callbacks = self.tree, self._configuration.callbacks
         started = time.perf_counter()
         self._turn = turn
-        if tree.watched:
-            tree.emit(TurnStarted(**self.stamp(), turn=turn, max_turns=tree.limits.max_iterations))
+        self._telling.turn_started(turn)
         await tree.callback(callbacks.on_iteration_start, self.depth, turn)
         self._history.user(
             words.turn_message(self._configuration.prompts, turn=turn, max_turns=tree.limits.max_iterations)
@@ -254,8 +223,7 @@ class Run:
         else:
             self._reply_was_empty(reply)
         seconds = time.perf_counter() - started
-        if tree.watched:
-            tree.emit(TurnFinished(**self.stamp(), turn=turn, seconds=seconds))
+        self._telling.turn_finished(turn, seconds)
         await tree.callback(callbacks.on_iteration_complete, self.depth, turn, seconds)
 
     def _reply_was_empty(self, reply: LMReply) -> None:
@@ -303,30 +271,13 @@ class Run:
             self._history.user(words.empty_answer_message(prompts))
 
     async def _run_cell(self, session: Session, code: str) -> CellOutcome:
-        tree = self.tree
         self._cells += 1
-        if tree.watched:
-            tree.emit(CellStarted(**self.stamp(), turn=self._turn, cell=self._cells, code=code))
+        self._telling.cell_started(self._turn, self._cells, code)
         outcome = await session.execute(code)
+        error = None
         if outcome.error is not None:
-            self._last_error = outcome.error.traceback or f"{outcome.error.type}: {outcome.error.message}"
-        if tree.watched:
-            tree.emit(
-                CellFinished(
-                    **self.stamp(),
-                    turn=self._turn,
-                    cell=self._cells,
-                    stdout=outcome.stdout,
-                    stderr=outcome.stderr,
-                    error=self._last_error if outcome.error is not None else None,
-                    variables=outcome.values or outcome.variables,
-                    subcalls=outcome.subcalls,
-                    failed_subcalls=sum(outcome.failures.values()),
-                    seconds=outcome.seconds,
-                )
-            )
-            if outcome.lost is not None:
-                tree.emit(SandboxDied(**self.stamp(), reason=outcome.lost))
+            error = self._last_error = outcome.error.traceback or f"{outcome.error.type}: {outcome.error.message}"
+        self._telling.cell_finished(self._turn, self._cells, outcome, error)
         return outcome
 
     def _accept(self, outcome: CellOutcome) -> bool:
@@ -415,40 +366,14 @@ class Run:
         if reply.text.strip():
             self._last_text = reply.text
         if tree.watched:
-            tree.emit(
-                ModelReplied(
-                    **self.stamp(),
-                    turn=self._turn,
-                    model=self._root.model,
-                    prompt=history.news(),
-                    text=reply.text,
-                    reasoning=reply.reasoning,
-                    finish_reason=reply.finish_reason,
-                    input_tokens=reply.usage.input_tokens,
-                    output_tokens=reply.usage.output_tokens,
-                    seconds=time.perf_counter() - started,
-                )
-            )
+            seconds = time.perf_counter() - started
+            self._telling.model_replied(self._turn, self._root.model, history.news(), reply, seconds)
         return reply
 
-    # ---- what the session tells ----
 
-    def _sandbox_opened(self, report: Report, seconds: float) -> None:
-        if self.tree.watched:
-            self.tree.emit(
-                SandboxOpened(
-                    **self.stamp(), environment=report.environment, in_force=report.isolation, seconds=seconds
-                )
-            )
-
-    def _tool_called(self, record: ToolRecord) -> None:
-        if self.tree.watched:
-            self.tree.emit(
-                ToolCalled(
-                    **self.stamp(),
-                    name=record.name,
-                    error=record.error,
-                    result_bytes=record.result_bytes,
-                    seconds=record.seconds,
-                )
-            )
+async def _described(prompt: Any) -> ContextInfo:
+    """What the model is told of the prompt. A large dict or list takes long to walk, so not on the event loop."""
+    check_prompt_type(prompt)
+    if isinstance(prompt, str | bytes):
+        return describe(prompt)
+    return await anyio.to_thread.run_sync(describe, prompt)

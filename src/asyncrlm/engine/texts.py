@@ -50,8 +50,8 @@ These names are restored after each cell, so don't reuse them for your own varia
 {custom_tools_section}
 ## Models you can ask
 {sub_models}
-Leave room in a prompt for the instructions and the reply. A prompt that is too long is not sent; the error then says how \
-long it may be.
+Leave room in a prompt for the instructions and the reply. A prompt that is too long is not sent; the error then says \
+how long it may be.
 
 ## How to submit
 ```repl
@@ -159,7 +159,10 @@ Answer this:
     empty_reply: str = "Your last reply was empty. Write a ```repl block, or submit your answer."
     """Said when a reply had no text at all."""
 
-    cut_off: str = "Your last reply was cut off because it reached its length limit. Write shorter replies, one ```repl block each."
+    cut_off: str = (
+        "Your last reply was cut off because it reached its length limit. Write shorter replies, one ```repl block "
+        "each."
+    )
     """Said when a reply ended at its length limit."""
 
     closing: str = """\

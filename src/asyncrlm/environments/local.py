@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from msgspec.structs import force_setattr
+
 from asyncrlm.errors import ConfigurationError
 
 from ..repl.sandbox import Environment, Report, Sandbox, Scope, Settings
@@ -65,11 +67,17 @@ class LocalEnvironment(Environment, frozen=True, kw_only=True):
             raise ConfigurationError(f'isolation={self.isolation!r}: use "auto", "strict" or "none"')
         if isinstance(self.read_paths, str | Path):
             raise ConfigurationError(f"read_paths={self.read_paths!r}: use a list of paths")
-        for path in self.read_paths:
-            if not Path(path).expanduser().exists():
-                raise ConfigurationError(f"read_paths: {str(path)!r} does not exist")
-        if self.workdir is not None and not Path(self.workdir).expanduser().is_dir():
-            raise ConfigurationError(f"workdir={str(self.workdir)!r} is not a folder")
+        # Resolved here, once: it takes system calls, which have no place in `open`.
+        read_paths = tuple(Path(path).expanduser().resolve() for path in self.read_paths)
+        for given, path in zip(self.read_paths, read_paths, strict=True):
+            if not path.exists():
+                raise ConfigurationError(f"read_paths: {str(given)!r} does not exist")
+        force_setattr(self, "read_paths", read_paths)
+        if self.workdir is not None:
+            workdir = Path(self.workdir).expanduser().resolve()
+            if not workdir.is_dir():
+                raise ConfigurationError(f"workdir={str(self.workdir)!r} is not a folder")
+            force_setattr(self, "workdir", workdir)
 
     async def open(self, scope: Scope) -> Sandbox:
         if not sys.platform.startswith("linux"):
@@ -119,8 +127,8 @@ class LocalEnvironment(Environment, frozen=True, kw_only=True):
         own_folder = self.workdir is None
         return Request(
             confine=confine,
-            read=[str(Path(path).expanduser().resolve()) for path in self.read_paths],
-            work=None if self.workdir is None else str(Path(self.workdir).expanduser().resolve()),
+            read=[str(path) for path in self.read_paths],
+            work=None if self.workdir is None else str(self.workdir),
             size=file_size if own_folder and confine and "readonly" in facts.mounts else None,
             limits=limits,
             pid_max=pid_max,

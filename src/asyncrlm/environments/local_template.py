@@ -343,26 +343,28 @@ class LocalTemplate:
                 raise
             else:
                 return sandbox
-            finally:
-                for fd in far:
-                    os.close(fd)
         raise SandboxLost("the local environment's template died twice while a worker was asked for")
 
-    async def _ask(self, process: Process, request: bytes, fds: list[int]) -> None:
+    async def _ask(self, process: Process, request: bytes, far: list[int]) -> None:
+        """Send the request, and close our copies of the worker's ends: only then can the channel end."""
         try:
-            process.send(request, fds)
+            process.send(request, far)
         except BlockingIOError:
             async with self._sending:
-                while True:
-                    try:
-                        await anyio.wait_writable(process.control)
-                        process.send(request, fds)
-                    except BlockingIOError:
-                        continue
-                    except anyio.ClosedResourceError as e:
-                        raise BrokenPipeError from e
-                    else:
-                        return
+                await self._send_when_writable(process, request, far)
+        finally:
+            for fd in far:
+                os.close(fd)
+
+    async def _send_when_writable(self, process: Process, request: bytes, far: list[int]) -> None:
+        while True:
+            try:
+                await anyio.wait_writable(process.control)
+                return process.send(request, far)
+            except BlockingIOError:
+                continue
+            except anyio.ClosedResourceError as e:
+                raise BrokenPipeError from e
 
     async def _open_ends(
         self, files: Path, request: Request, report: Report, keep: int, depth: int | None

@@ -19,7 +19,7 @@ class LMRequest(Struct, frozen=True, kw_only=True):
     """One request to a model."""
 
     messages: tuple[Message, ...]
-    sampling_args: dict[str, Any] = field(default_factory=dict)
+    sampling_args: dict[str, Any] = field(default_factory=dict[str, Any])
     """Named as the caller named them; a client maps them to its provider's names, never drops them."""
     output_cap: int | None = None
     """Most output tokens of this one reply, set by the engine where a hard limit needs it. The client sends it under

@@ -3,114 +3,30 @@
 from __future__ import annotations
 
 import difflib
-import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast
-
-from msgspec import Struct
 
 from asyncrlm.errors import ConfigurationError
 from asyncrlm.ledger import Price
 
-from . import catalog
 from .base import LMClient, LMReply, LMRequest
 from .callable import CallableClient
-from .endpoints import (
-    PRESETS,
-    Preset,
-    checked_key,
-    key_from_environment,
-    key_variable_for,
-    missing_key,
-    needs_key,
-    origin_of,
-)
+from .endpoints import PRESETS
 from .fallback import FallbackClient
-from .openai_client import DEFAULT_TIMEOUT, Connection, ConnectionSettings, OpenAIClient, open_connection
-from .pacing import DEFAULT_ATTEMPTS
+from .openai_client import fingerprint
+from .openai_spec import openai_spec
+from .spec import OUR_KWARGS, ClientSpec, Shared, checked_sampling, price_and_window, refuse_unknown
+
+__all__ = ["BACKENDS", "Backend", "ClientSpec", "Shared", "client_spec"]
 
 Backend = str | LMClient | Callable[..., Awaitable[Any]] | Sequence[Any]
 """A name, "provider/model", a client, an async callable, or a list of those: the later ones stand in for the first."""
-
-Shared = Callable[[Hashable, Callable[[], AbstractAsyncContextManager[Any]]], Awaitable[Any]]
-"""`Scope.shared`."""
-
-OUR_KWARGS = ("model_name", "price", "context_window", "sampling_args")
-"""What `backend_kwargs` may hold for every backend."""
-
-SDK_KWARGS = (
-    "api_key",
-    "base_url",
-    "organization",
-    "project",
-    "timeout",
-    "max_retries",
-    "default_headers",
-    "default_query",
-    "http_client",
-    "data_residency",
-    "admin_api_key",
-    "webhook_secret",
-    "websocket_base_url",
-)
-"""What the OpenAI SDK's client takes and `backend_kwargs` may hold for its backends."""
-
-REFUSED_SDK_KWARGS = ("workload_identity", "provider")
-"""What the SDK's client takes that needs its own way of sending."""
 
 LATER_BACKENDS = ("azure_openai", "anthropic", "gemini", "portkey", "ollama", "lmstudio", "llamacpp")
 """Vendors whose own clients come with a later release."""
 
 BACKENDS = (*PRESETS, "offline")
 """The names that `backend` may be."""
-
-NOT_SAMPLING = {
-    "model": 'name it in backend_kwargs={"model_name": ...}',
-    "messages": "the engine writes them",
-    "stream": "replies are taken whole",
-    "stream_options": "replies are taken whole",
-}
-"""What can't be a sampling argument, and what to do instead."""
-
-
-class ClientSpec(Struct, frozen=True, kw_only=True, eq=False):
-    """A checked description of a client that is not open yet."""
-
-    model: str
-    """The name the model is known by in routing, usage and prices."""
-    backend: str
-    key: Hashable
-    """Equal for specs whose clients are interchangeable. Holds no secret in clear."""
-    price: Price | None = None
-    window: int | None = None
-    """Tokens of input at most, where known."""
-    needs_price: bool = True
-    """False where requests cost nothing."""
-    attempts: int = DEFAULT_ATTEMPTS
-    """How often to send one request at most."""
-    opener: Callable[[Shared], Awaitable[LMClient]]
-    """Builds the client; what it opens is entered through the `Shared` it is given."""
-
-    @asynccontextmanager
-    async def open(self) -> AsyncGenerator[LMClient]:
-        """The client, with connections of its own. Holds no task group or cancel scope open."""
-        async with AsyncExitStack() as stack:
-            opened: dict[Hashable, Any] = {}
-
-            async def shared(key: Hashable, factory: Callable[[], AbstractAsyncContextManager[Any]]) -> Any:
-                if key not in opened:
-                    opened[key] = await stack.enter_async_context(factory())
-                return opened[key]
-
-            yield await self.opener(shared)
-
-    async def connect(self, shared: Shared) -> LMClient:
-        """The client, its connections shared with all specs of the same account: `shared` is a scope's method."""
-        return await self.opener(shared)
-
-    def __repr__(self) -> str:
-        return f"<ClientSpec {self.backend}: {self.model}>"
 
 
 def client_spec(
@@ -133,7 +49,7 @@ def client_spec(
     if backend_kwargs is not None and not isinstance(backend_kwargs, Mapping):
         raise ConfigurationError("backend_kwargs must be a dict (a list of dicts goes with a list of backends)")
     kwargs: dict[str, Any] = dict(backend_kwargs or {})
-    sampling = _checked_sampling(kwargs.pop("sampling_args", None), sampling_args)
+    sampling = checked_sampling(kwargs.pop("sampling_args", None), sampling_args)
     if isinstance(backend, LMClient):
         return _object_spec(backend, kwargs, sampling)
     if isinstance(backend, str):
@@ -143,7 +59,7 @@ def client_spec(
         if name == "offline":
             return _offline_spec(kwargs, sampling)
         if name in PRESETS:
-            return _openai_spec(name, PRESETS[name], kwargs, sampling)
+            return openai_spec(name, PRESETS[name], kwargs, sampling)
         raise _unknown_backend(name)
     if callable(backend):
         return _callable_spec(backend, kwargs, sampling)
@@ -164,152 +80,10 @@ def _unknown_backend(name: str) -> ConfigurationError:
     return ConfigurationError(f"unknown backend {name!r}{hint}; known: {', '.join(BACKENDS)}")
 
 
-def _refuse_unknown(backend: str, kwargs: Mapping[str, Any], known: Iterable[str]) -> None:
-    known = sorted(known)
-    for name in kwargs:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, 1, 0.5)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
-            raise ConfigurationError(
-                f"backend_kwargs of {backend!r} don't include {name!r}{hint}; known: {', '.join(known)}"
-            )
-
-
-def _checked_sampling(*layers: Mapping[str, Any] | None) -> dict[str, Any]:
-    merged: dict[str, Any] = {}
-    for layer in layers:
-        if layer is None:
-            continue
-        if not isinstance(cast("object", layer), Mapping):
-            raise ConfigurationError("sampling_args must be a dict")
-        merged.update(layer)
-    for name, instead in NOT_SAMPLING.items():
-        if merged.get(name):
-            raise ConfigurationError(f"sampling_args can't hold {name!r}: {instead}")
-        merged.pop(name, None)
-    return merged
-
-
-def _price_and_window(model: str | None, kwargs: dict[str, Any]) -> tuple[Price | None, int | None]:
-    """What `price=` and `context_window=` say, else the catalogue. Takes both out of `kwargs`."""
-    price, window = kwargs.pop("price", None), kwargs.pop("context_window", None)
-    if window is not None and (not isinstance(window, int) or window <= 0):
-        raise ConfigurationError(f"context_window must be a positive number of tokens, not {window!r}")
-    if window is None and model is not None:
-        window = catalog.window(model)
-    return (catalog.price(model) if price is None and model is not None else _as_price(price)), window
-
-
-def _as_price(price: Any) -> Price | None:
-    if price is None or isinstance(price, Price):
-        return price
-    match price:
-        case Mapping():
-            fields: dict[str, Any] = dict(cast("Mapping[str, Any]", price))
-        case (entered, left):
-            fields = {"input": entered, "output": left}
-        case _:
-            fields = {}
-    amounts = [fields.get("input"), fields.get("output"), fields.get("cached", 0.0)]
-    known = set(fields) <= {"input", "output", "cached"}
-    if not known or any(not isinstance(amount, int | float) or not 0 <= amount < float("inf") for amount in amounts):
-        raise ConfigurationError(
-            'price must be (input, output) or {"input": ..., "output": ..., "cached": ...} in USD per million tokens, '
-            f"not {price!r}"
-        )
-    return Price(**fields)
-
-
-def _openai_spec(backend: str, preset: Preset, kwargs: dict[str, Any], sampling: dict[str, Any]) -> ClientSpec:
-    for name in REFUSED_SDK_KWARGS:
-        if kwargs.get(name) is not None:
-            raise ConfigurationError(
-                f"{name} is not supported yet: api_key may be an async callable that gives a token"
-            )
-    _refuse_unknown(backend, kwargs, (*SDK_KWARGS, *OUR_KWARGS))
-    model = kwargs.pop("model_name", None) or preset.default_model
-    if not isinstance(model, str):
-        raise ConfigurationError(f'backend="{backend}" needs backend_kwargs={{"model_name": ...}}')
-    price, window = _price_and_window(model, kwargs)
-    settings = _connection_settings(backend, preset, kwargs)
-    retries = kwargs.pop("max_retries", None)
-    if retries is not None and (not isinstance(retries, int) or retries < 0):
-        raise ConfigurationError(f"max_retries must be 0 or more, not {retries!r}")
-    own_host = preset.base_url is None or settings.base_url != preset.base_url
-
-    async def opener(shared: Shared) -> LMClient:
-        connection: Connection = await shared(settings.key, lambda: open_connection(settings))
-        return OpenAIClient(
-            connection,
-            model,
-            sampling_args=sampling,
-            body=preset.body,
-            cap_name="max_tokens" if own_host else preset.cap_name,
-        )
-
-    return ClientSpec(
-        model=model,
-        backend=backend,
-        key=(settings.key, model, repr(sorted(sampling.items()))),
-        price=price,
-        window=window,
-        attempts=DEFAULT_ATTEMPTS if retries is None else retries + 1,
-        opener=opener,
-    )
-
-
-def _connection_settings(backend: str, preset: Preset, kwargs: dict[str, Any]) -> ConnectionSettings:
-    base_url = _base_url(backend, preset, kwargs)
-    api_key: Any = kwargs.pop("api_key", None)
-    if isinstance(api_key, str):
-        api_key = checked_key(api_key) or None
-    elif api_key is not None and not callable(api_key):
-        raise ConfigurationError("api_key must be a str or an async callable that gives one")
-    origin = origin_of(base_url) if base_url is not None else ("https", "api.openai.com", 443)
-    headers = {name.lower() for name in kwargs.get("default_headers") or ()}
-    if api_key is None and not headers & {"authorization", "api-key", "x-api-key"}:
-        api_key = key_from_environment(origin)
-        api_key = checked_key(api_key) if api_key else None
-        if api_key is None and needs_key(origin):
-            raise missing_key(backend, key_variable_for(origin))
-    timeout = kwargs.pop("timeout", DEFAULT_TIMEOUT)
-    if isinstance(timeout, int | float) and not timeout > 0:
-        raise ConfigurationError(f"timeout must be a positive number of seconds, not {timeout!r}")
-    return ConnectionSettings(
-        base_url=base_url,
-        api_key=api_key,
-        timeout=timeout,
-        default_headers=kwargs.pop("default_headers", None) or {},
-        default_query=kwargs.pop("default_query", None) or {},
-        organization=kwargs.pop("organization", None),
-        project=kwargs.pop("project", None),
-        http_client=kwargs.pop("http_client", None),
-        sdk_kwargs={name: value for name, value in kwargs.items() if name != "max_retries" and value is not None},
-    )
-
-
-def _base_url(backend: str, preset: Preset, kwargs: dict[str, Any]) -> str | None:
-    base_url = kwargs.pop("base_url", None)
-    if kwargs.get("data_residency") is not None:
-        if base_url is not None or backend != "openai":
-            raise ConfigurationError("data_residency names one of OpenAI's own hosts: it can't go with another")
-        return None
-    if base_url is None and backend == "openai":
-        base_url = os.environ.get("OPENAI_BASE_URL", "").strip() or None
-    base_url = base_url if base_url is not None else preset.base_url
-    if base_url is None:
-        raise ConfigurationError(
-            f'backend="{backend}" needs backend_kwargs={{"base_url": ...}}, such as "http://127.0.0.1:8000/v1"'
-        )
-    base_url = str(base_url).rstrip("/")
-    origin_of(base_url)
-    return base_url
-
-
 def _offline_spec(kwargs: dict[str, Any], sampling: dict[str, Any]) -> ClientSpec:
     from .offline import OfflineLM  # noqa: PLC0415 - only loaded where it is asked for
 
-    _refuse_unknown("offline", kwargs, OUR_KWARGS)
+    refuse_unknown("offline", kwargs, OUR_KWARGS)
     kwargs.pop("model_name", None)
     return _object_spec(OfflineLM(), kwargs, sampling, backend="offline")
 
@@ -318,8 +92,8 @@ def _object_spec(
     client: LMClient, kwargs: dict[str, Any], sampling: dict[str, Any], backend: str | None = None
 ) -> ClientSpec:
     backend = backend or type(client).__name__
-    _refuse_unknown(backend, kwargs, ("price", "context_window", "sampling_args"))
-    price, window = _price_and_window(client.model, kwargs)
+    refuse_unknown(backend, kwargs, ("price", "context_window", "sampling_args"))
+    price, window = price_and_window(client.model, kwargs)
     if price is None and not client.needs_price:
         price = Price(0.0)
     bound = _WithSampling(client, sampling) if sampling else client
@@ -330,7 +104,7 @@ def _object_spec(
     return ClientSpec(
         model=client.model,
         backend=backend,
-        key=("object", id(client), repr(sorted(sampling.items()))),
+        key=("object", id(client), fingerprint(repr(sorted(sampling.items(), key=str)))),
         price=price,
         window=window,
         needs_price=client.needs_price,

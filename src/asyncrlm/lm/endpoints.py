@@ -22,8 +22,6 @@ class Preset(Struct, frozen=True, kw_only=True):
     key_variable: str | None = None
     """The environment variable with the key; it is only ever sent to the host of `base_url`."""
     default_model: str | None = None
-    cap_name: str = "max_tokens"
-    """What the service calls the cap on output tokens, where the caller's sampling_args don't tell."""
     body: dict[str, Any] = {}
     """Always sent, unless the caller's sampling_args say otherwise."""
 
@@ -36,7 +34,6 @@ PRESETS: Mapping[str, Preset] = {
         base_url="https://api.openai.com/v1",
         key_variable="OPENAI_API_KEY",
         default_model=DEFAULT_MODEL,
-        cap_name="max_completion_tokens",
     ),
     "vllm": Preset(base_url=None),
     "openrouter": Preset(
@@ -127,6 +124,15 @@ def checked_key(key: str) -> str:
             "api_key holds characters that no HTTP header can carry: is it the key, whole and alone?"
         )
     return key
+
+
+def header_problem(name: object, value: object) -> str | None:
+    """Why this can't be a header, or None if it can. Does not show the value."""
+    if not isinstance(name, str) or not isinstance(value, str):
+        return f"header {name!r} must be a str with a str value"
+    if not name or not name.isascii() or not name.isprintable() or set(name) & set(' :"') or not value.isprintable():
+        return f"header {name!r} holds characters that no HTTP header can carry"
+    return None
 
 
 def missing_key(backend: str, variable: str | None) -> ConfigurationError:

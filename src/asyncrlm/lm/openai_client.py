@@ -19,7 +19,7 @@ from msgspec import Struct
 from asyncrlm.errors import ConfigurationError, LMError
 
 from .base import LMClient, LMReply, LMRequest
-from .endpoints import checked_key, is_ambient, origin_of
+from .endpoints import checked_key, header_problem, is_ambient, origin_of
 from .replies import error_of_status, parse_completion, whole_text
 
 if TYPE_CHECKING:
@@ -64,13 +64,13 @@ class ConnectionSettings(Struct, frozen=True, kw_only=True, eq=False):
     @property
     def key(self) -> Hashable:
         """Equal for settings that may share connections. Holds no secret in clear."""
-        secret = (self.api_key, *sorted(self.default_headers.items()), *sorted(self.default_query.items()))
+        more = (self.default_headers, self.default_query, self.sdk_kwargs)
+        secret = (self.api_key, *(sorted(given.items(), key=str) for given in more))
         plain = (
             self.base_url,
             str(self.timeout),
             self.organization,
             self.project,
-            str(sorted(self.sdk_kwargs.items())),
         )
         return ("openai", *plain, id(self.http_client) if self.http_client else None, fingerprint(repr(secret)))
 
@@ -114,7 +114,7 @@ class Connection:
         self,
         body: bytes,
         *,
-        headers: Mapping[str, str] | None = None,
+        headers: Mapping[str, str | None] | None = None,
         query: Mapping[str, Any] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - one request's own, told apart from the caller's deadline
     ) -> bytes:
@@ -125,7 +125,7 @@ class Connection:
         """
         sent = self._headers.copy()
         if callable(self._settings.api_key):
-            sent["authorization"] = f"Bearer {checked_key(await self._settings.api_key())}"
+            sent["authorization"] = f"Bearer {await _fresh_key(self._settings.api_key)}"
         if headers:
             _add_headers(sent, headers)
         url = self._with_query(self._url, query) if query else self._url
@@ -164,7 +164,7 @@ class Connection:
         import httpx2  # noqa: PLC0415 - loaded with the SDK
 
         causes = _chain(fault)
-        # The SDK's aiohttp transport reports a server that hung up as a ConnectTimeout: the cause tells.
+        # The SDK's aiohttp transport reports all that happens to a connection as a ConnectTimeout: the cause tells.
         deepest = next((cause for cause in causes if type(cause).__module__.startswith("aiohttp")), fault)
         text = _redacted(f"{type(deepest).__name__}: {deepest}".rstrip(": "), secrets)
         connecting = type(deepest).__name__ in ("ConnectTimeout", "PoolTimeout", "ConnectionTimeoutError")
@@ -172,7 +172,9 @@ class Connection:
             return LMError(
                 f"no reply from {self.host} in time ({text})", kind="timeout", retryable=True, charged=not connecting
             )
-        refused = isinstance(fault, httpx2.ConnectError | httpx2.ProxyError | httpx2.UnsupportedProtocol)
+        refused = isinstance(fault, httpx2.ConnectError | httpx2.ProxyError | httpx2.UnsupportedProtocol) or any(
+            base.__name__ == "ClientConnectorError" for base in type(deepest).__mro__
+        )
         permanent = isinstance(fault, httpx2.UnsupportedProtocol | httpx2.LocalProtocolError) or any(
             isinstance(cause, ssl.SSLCertVerificationError) for cause in causes
         )
@@ -222,18 +224,32 @@ def _static_headers(settings: ConnectionSettings, sdk: AsyncOpenAI) -> httpx2.He
     ambient = is_ambient(origin_of(str(sdk.base_url)))
     given = {name.lower(): value for name, value in sdk.default_headers.items() if isinstance(value, str)}
     kept = {name: v for name, v in given.items() if ambient or name in own or name.startswith("x-stainless-")}
-    headers = httpx2.Headers({"accept-encoding": "gzip, deflate"})
+    # Replies are a few kB: unpacking them costs more than it saves, and nobody can send a bomb.
+    headers = httpx2.Headers({"accept-encoding": "identity"})
     if isinstance(settings.api_key, str):
         headers["authorization"] = f"Bearer {settings.api_key}"
     _add_headers(headers, kept)
     return headers
 
 
-def _add_headers(headers: httpx2.Headers, more: Mapping[str, str]) -> None:
+def _add_headers(headers: httpx2.Headers, more: Mapping[str, str | None]) -> None:
     for name, value in more.items():
-        if not str(value).isprintable() or not name.isascii() or not name.isprintable():
-            raise ConfigurationError(f"header {name!r} holds characters that no HTTP header can carry")
-        headers[name] = str(value)
+        if value is None:
+            headers.pop(name, None)
+        elif problem := header_problem(name, value):
+            raise LMError(problem, kind="bad_request")
+        else:
+            headers[name] = value
+
+
+async def _fresh_key(give: Callable[[], Awaitable[str]]) -> str:
+    try:
+        return checked_key(await give())
+    except Exception as error:
+        said = (
+            str(error) if isinstance(error, ConfigurationError) else f"{type(error).__name__} in the api_key function"
+        )
+        raise LMError(said, kind="authentication") from error
 
 
 def _connection_limit() -> int:
@@ -278,13 +294,13 @@ async def open_connection(settings: ConnectionSettings) -> AsyncGenerator[Connec
             sdk = openai.AsyncOpenAI(
                 # Never None: the SDK would take OPENAI_API_KEY, whatever the host. The header is ours to add.
                 api_key="-",
-                base_url=settings.base_url,
                 organization=settings.organization,
                 project=settings.project,
                 default_headers=settings.default_headers or None,
                 default_query=settings.default_query or None,
                 http_client=http,
                 max_retries=0,
+                **({} if settings.base_url is None else {"base_url": settings.base_url}),
                 **settings.sdk_kwargs,
             )
         except (openai.OpenAIError, ValueError, TypeError) as error:

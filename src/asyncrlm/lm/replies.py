@@ -206,7 +206,7 @@ def classify(status: int, message: str, code: str = "") -> LMError:
 
 
 def _message_of(body: bytes) -> tuple[str, str]:
-    """The message and the code in the body of an error response, however the server shapes it."""
+    """The message, and the code and type, in the body of an error response, however the server shapes it."""
     try:
         loaded = json.loads(body)
     except (ValueError, RecursionError):
@@ -220,7 +220,8 @@ def _message_in(loaded: Any) -> tuple[str, str]:
         if not isinstance(loaded, dict):
             break
         fields = cast("dict[str, Any]", loaded)
-        code = str(fields.get("code") or fields.get("type") or code)
+        named = [str(fields[name]) for name in ("code", "type") if fields.get(name)]
+        code = " ".join(named) or code
         loaded = next((fields[name] for name in ("error", "message", "detail") if fields.get(name)), fields)
         if loaded is fields:
             break
@@ -232,9 +233,9 @@ def _message_in(loaded: Any) -> tuple[str, str]:
 def _reported_error(reported: Any) -> LMError:
     """The error that a response of status 200 carries instead of a completion."""
     message, code = _message_in({"error": reported})
-    status = int(code) if code.isdecimal() and 400 <= int(code) < 600 else 0
-    if status:
-        return classify(status, message, code)
+    number = code.partition(" ")[0]
+    if len(number) == 3 and number.isdecimal() and number >= "400":
+        return classify(int(number), message, code)
     return LMError(f"the server reports: {message}", kind="server", retryable=True)
 
 

@@ -324,5 +324,5 @@ def _last_line(text: str) -> str:
 def _totals(usage: UsageSummary) -> str:
     text = f", {usage.total_calls:,} requests, {usage.total_input_tokens:,} + {usage.total_output_tokens:,} tokens"
     if usage.total_cost is not None:
-        text += f", ${usage.total_cost:.4f}"
+        text += f", ${usage.total_cost:.4f}" if usage.total_cost else ", $0"
     return text + ("" if usage.complete else " (partly estimated)")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Literal, Protocol, cast
 
 import anyio
@@ -64,6 +64,10 @@ class ToolRecord(Struct, frozen=True):
     seconds: float
 
 
+class _Cancellable(Protocol):
+    def cancel(self) -> None: ...
+
+
 class Broker:
     """The calls of one cell.
 
@@ -92,8 +96,11 @@ class Broker:
         self._clock = clock
         self._limiter = limiter
         self._on_tool = on_tool
-        self._open: dict[int, anyio.CancelScope] = {}  # every call taken and not replied
-        self._waiting: deque[Call] = deque()  # those of `_open` that have no task yet
+        # anyio before 4.14 gives no handle to a task; there each call has a cancel scope of its own.
+        self._create_task: Callable[[Coroutine[Any, Any, None]], _Cancellable] | None
+        self._create_task = getattr(group, "create_task", None)
+        self._open: dict[int, _Cancellable | None] = {}  # every call taken and not replied; None while it waits
+        self._waiting: dict[int, Call] = {}  # those of `_open` that have no task yet, in order
         self._tasks = 0
         self._answer = {"llm": self._answer_subcall, "rlm": self._answer_subcall, "tool": self._answer_tool}
 
@@ -112,17 +119,18 @@ class Broker:
             raise ProtocolError(f"the worker called the unknown tool {str(call.name)[:40]!r}")
         if not self._open:
             self._clock.pause()
-        self._open[call.id] = anyio.CancelScope()
+        self._open[call.id] = None
         if self._tasks < MOST_TASKS:
             self._start(call)
         else:
-            self._waiting.append(call)
+            self._waiting[call.id] = call
 
     def cancel(self, frame: Cancel) -> None:
         """The cell no longer waits for this call."""
-        scope = self._open.get(frame.id)
-        if scope is not None:
-            scope.cancel()
+        if self._waiting.pop(frame.id, None) is not None:
+            self._settle(_cancelled(frame.id))
+        elif (task := self._open.get(frame.id)) is not None:
+            task.cancel()
 
     def finish(self) -> None:
         """Answer what the end of the cell cut off before it had begun. To be called once the group is left."""
@@ -132,21 +140,32 @@ class Broker:
 
     def _start(self, call: Call) -> None:
         self._tasks += 1
-        self._group.start_soon(self._serve, call)
+        if self._create_task is not None:
+            self._open[call.id] = self._create_task(self._serve(call))
+        else:
+            scope = self._open[call.id] = anyio.CancelScope()
+            self._group.start_soon(self._serve_within, scope, call)
+
+    async def _serve_within(self, scope: anyio.CancelScope, call: Call) -> None:
+        with scope:
+            await self._serve(call)
 
     async def _serve(self, call: Call) -> None:
         reply = None
         began = time.perf_counter()
         try:
-            with self._open[call.id]:
-                reply = await self._answer[call.kind](call)
+            reply = await self._answer[call.kind](call)
+        except anyio.get_cancelled_exc_class():
+            # asyncio's cancellation also comes out of awaiting a cancelled future. Here it would end the whole cell.
+            if anyio.current_effective_deadline() == -math.inf:
+                raise
         finally:
             # Also when something that is neither an answer nor an error came out: the cell must not wait for ever.
             self._tasks -= 1
             reply = reply or _cancelled(call.id)
             size = self._settle(reply)
             if self._waiting:
-                self._start(self._waiting.popleft())
+                self._start(self._waiting.pop(next(iter(self._waiting))))
             if self._on_tool is not None and call.kind == "tool":
                 error = None if reply.error is None else f"{reply.kind}: {reply.error}"
                 self._on_tool(ToolRecord(call.name or "", error, size, time.perf_counter() - began))

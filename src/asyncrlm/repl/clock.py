@@ -14,6 +14,10 @@ Verdict = Literal["time", "cpu"]
 
 FINEST = 0.01
 """Seconds between two looks at the worker's CPU time, at least."""
+HEAD_START = 0.05
+"""Seconds, or a tenth of the limit, before the first look, from which CPU time counts: most cells are over by then, and
+looking costs more than all else the host does for an empty one."""
+CORES = os.cpu_count() or 1
 
 
 class CellClock:
@@ -26,8 +30,7 @@ class CellClock:
     def __init__(self, limit: float | None, cpu_seconds: Callable[[], float | None]) -> None:
         self._limit = math.inf if limit is None else limit
         self._cpu_seconds = cpu_seconds
-        self._cpu_base = 0.0 if limit is None else cpu_seconds() or 0.0
-        self._cores = os.cpu_count() or 1
+        self._cpu_base: float | None = None  # the worker's CPU time at the first look
         self._own = 0.0  # seconds counted until the last pause
         self._since: float | None = time.monotonic()  # when it last began to run; None while paused
         self._due = math.inf  # when the timer wakes, by time.monotonic
@@ -54,17 +57,27 @@ class CellClock:
 
     async def wait(self, done: anyio.Event) -> Verdict | None:
         """Until `done` is set (None) or a limit is met: "time" of its own, or "cpu" whatever is in flight."""
+        until_look = min(HEAD_START, self._limit / 10)
         while not done.is_set():
             left = self._limit - self.own if self._since is not None else math.inf
             if left <= 0:
                 return "time"
-            cpu = None if self._limit == math.inf else self._cpu_seconds()
-            if cpu is not None:
-                cpu_left = self._limit - (cpu - self._cpu_base)
-                if cpu_left <= 0:
-                    return "cpu"
-                left = min(left, max(cpu_left / self._cores, FINEST))
+            left = min(left, until_look)
             self._due = time.monotonic() + left
             with anyio.CancelScope(deadline=anyio.current_time() + left) as self._scope:
                 await done.wait()
+                return None
+            until_look = self._until_cpu_limit()
+            if until_look <= 0:
+                return "cpu"
         return None
+
+    def _until_cpu_limit(self) -> float:
+        """Seconds until the CPU limit can be met at the earliest; 0 if it is."""
+        cpu = None if self._limit == math.inf else self._cpu_seconds()
+        if cpu is None:
+            return math.inf
+        if self._cpu_base is None:
+            self._cpu_base = cpu
+        left = self._limit - (cpu - self._cpu_base)
+        return max(left / CORES, FINEST) if left > 0 else 0.0

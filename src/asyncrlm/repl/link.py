@@ -61,7 +61,7 @@ class Link:
         self.prepared = False
         """Whether the environment's `setup_code` has run."""
         self._load_error: str | None = None
-        self._number = 0
+        self._loads = 0
         self._last_output: tuple[Printed, Printed] | None = None
 
     @property
@@ -174,8 +174,8 @@ class Link:
             ConfigurationError: if the value can't be had or the worker refuses it.
             SandboxLost: if the worker ends meanwhile.
         """
-        self._number += 1
-        number = self._number
+        self._loads += 1
+        number = self._loads
         frame = Load(id=number, name=plan.name, form=plan.form, reserve=reserve)
         self.changed = anyio.Event()
         self._load_error = None
@@ -198,26 +198,24 @@ class Link:
         except anyio.BrokenResourceError:
             await self.ended.wait()
         except BaseException:
-            self.kill(
-                f"it was killed because the loading of {plan.name} was cancelled"
-            )  # cut off halfway, the worker waits for what nobody sends
+            # Cut off halfway, the worker waits for what nobody sends.
+            self.kill(f"it was killed because the loading of {plan.name} was cancelled")
             raise
         if self._load_error is not None:
             raise ConfigurationError(f"{plan.name} could not be loaded: {self._load_error}")
         self.check()
         self.loaded.add(plan.name)
 
-    def begin_cell(self, code: str, broker: Broker) -> None:
+    def begin_cell(self, number: int, code: str, broker: Broker) -> None:
         """Send a cell, whose calls go to `broker`. `changed` is set once it is done or the worker has ended."""
-        self._number += 1
         self.changed = anyio.Event()
         self.done = None
         if not self.alive:
             self.changed.set()
             return
         self.broker = broker
-        self.channel.begin_cell(self._number)
-        self.channel.send(Execute(cell=self._number, code=code))
+        self.channel.begin_cell(number)
+        self.channel.send(Execute(cell=number, code=code))
 
     def reply(self, reply: Reply) -> int:
         return self.channel.reply(reply)

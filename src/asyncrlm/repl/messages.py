@@ -36,7 +36,7 @@ class Init(_Frame, tag="init"):
     """`on_subcall_error="raise"`: a failed sub-call raises SubcallError in the cell."""
     show_values: bool = False
     """Send a short repr of each variable with `done`, not only its type."""
-    tools: list[str] = field(default_factory=list)
+    tools: list[str] = field(default_factory=list[str])
     """Names of host callables; values arrive as `load` frames with `reserve`."""
 
 
@@ -94,7 +94,7 @@ class Ready(_Frame, tag="ready"):
 
     version: int
     python: str
-    in_force: dict[str, Any] = field(default_factory=dict)
+    in_force: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 class Loaded(_Frame, tag="loaded"):
@@ -117,8 +117,8 @@ class Call(_Frame, tag="call"):
     model: str | None = None
     schema: Value = None
     name: str | None = None
-    args: list[Value] = field(default_factory=list)
-    kwargs: dict[str, Value] = field(default_factory=dict)
+    args: list[Value] = field(default_factory=list[Value])
+    kwargs: dict[str, Value] = field(default_factory=dict[str, Value])
 
 
 class Cancel(_Frame, tag="cancel"):
@@ -153,9 +153,9 @@ class Done(_Frame, tag="done"):
     """A cell ended; everything it printed is in the pipes before this frame is sent."""
 
     cell: int
-    variables: dict[str, str] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict[str, str])
     """Name → type, of what cells have bound, newest last, at most 200."""
-    values: dict[str, str] = field(default_factory=dict)
+    values: dict[str, str] = field(default_factory=dict[str, str])
     """Name → short repr, if `show_values`."""
     error: CellError | None = None
 

@@ -69,7 +69,7 @@ class Report(Struct, frozen=True, kw_only=True):
 
     environment: str
     python: str = ""
-    isolation: dict[str, Any] = field(default_factory=dict)
+    isolation: dict[str, Any] = field(default_factory=dict[str, Any])
     """Attack row → what holds it, or None where nothing does."""
 
 

@@ -106,6 +106,7 @@ class Session:
         self._starting = anyio.Lock()  # held by whoever replaces `_link`
         self._start_error: Exception | None = None  # of the start in the background, for the next who needs the worker
         self._obituary: str | None = None  # of a worker that died between two cells, for the next outcome
+        self._cells = 0
         self._busy: str | None = None
         self._group: anyio.abc.TaskGroup | None = None
         self._closed = False
@@ -199,10 +200,11 @@ class Session:
             setup = self._environment.settings.setup_code
             if setup and not link.prepared:
                 await self._prepare(link, setup)
-            return await self._run_cell(link, code)
+            self._cells += 1
+            return await self._run_cell(link, self._cells, code)
 
     async def _prepare(self, link: Link, setup: str) -> None:
-        outcome = await self._run_cell(link, setup)
+        outcome = await self._run_cell(link, 0, setup)
         if outcome.lost is not None:
             raise SandboxLost(f"setup_code ended the worker: {outcome.lost}")
         if outcome.error is not None:
@@ -211,7 +213,7 @@ class Session:
             raise ConfigurationError(f"setup_code failed:\n{outcome.error.traceback or outcome.error.message}")
         link.prepared = True
 
-    async def _run_cell(self, link: Link, code: str) -> CellOutcome:
+    async def _run_cell(self, link: Link, number: int, code: str) -> CellOutcome:
         began = time.monotonic()
         clock = CellClock(self._environment.settings.cell_timeout, link.sandbox.cpu_seconds)
         group = anyio.create_task_group()
@@ -219,21 +221,19 @@ class Session:
             group, link.reply, self._services, self._tools, clock, limiter=self._limiter, on_tool=self._on_tool
         )
         verdict: Verdict | None = None
-        over = False
-        try:
-            async with group:
-                link.begin_cell(code, broker)
+        async with group:
+            try:
+                link.begin_cell(number, code, broker)
                 verdict = await clock.wait(link.changed)
                 if verdict is not None:
                     await self._stop(link)
-                over = True
-                group.cancel_scope.cancel()
-        finally:
-            if over:
-                broker.finish()
-            else:
+            except BaseException:
                 link.kill("it was killed because its cell was cancelled")
-            link.broker = None
+                raise
+            finally:
+                group.cancel_scope.cancel()
+        broker.finish()
+        link.broker = None
         return self._outcome(link, broker, verdict, time.monotonic() - began)
 
     async def _stop(self, link: Link) -> None:

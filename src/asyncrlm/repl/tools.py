@@ -39,7 +39,7 @@ _NUMBERED = re.compile(r"(context|history)_\d+")
 _LONGEST_DOC = 1000
 
 
-class ToolFailure(Exception):  # noqa: N818 -- it carries an error of the tool, it is none of ours
+class ToolFailure(Exception):
     """A host callable raised, or returned what can't be sent. The text and `kind` are what the cell reads."""
 
     def __init__(self, kind: str, message: str) -> None:
@@ -109,8 +109,8 @@ class HostTools:
             outcome = await anyio.to_thread.run_sync(
                 _run_plain, name, function, positional, named, abandon_on_cancel=True, limiter=limiter
             )
-            if inspect.isawaitable(outcome):
-                outcome = await _run_async(name, _awaited, [outcome], {})
+            if isinstance(outcome, _Later):
+                outcome = await _run_async(name, _awaited, [outcome.awaitable], {})
         if isinstance(outcome, ToolFailure):
             raise outcome
         return outcome
@@ -158,6 +158,13 @@ def _doc(function: Callable[..., Any]) -> str:
     return (text or "").strip()[:_LONGEST_DOC]
 
 
+class _Later:
+    """What a plain function returned to be awaited. Bare, trio would not let it out of the thread."""
+
+    def __init__(self, awaitable: Any) -> None:
+        self.awaitable = awaitable
+
+
 async def _awaited(awaitable: Any) -> Any:
     return await awaitable
 
@@ -178,7 +185,7 @@ def _run_plain(name: str, function: Callable[..., Any], args: list[Any], kwargs:
         result = function(*args, **kwargs)
     except BaseException as error:  # noqa: BLE001 -- see above
         return _failure(error)
-    return result if inspect.isawaitable(result) else _encode(name, result)
+    return _Later(result) if inspect.isawaitable(result) else _encode(name, result)
 
 
 def _failure(error: BaseException) -> ToolFailure:

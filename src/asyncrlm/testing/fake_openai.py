@@ -141,10 +141,18 @@ class FakeOpenAIServer:
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    ) -> bool:
         stack, self._stack = self._stack, None
-        if stack is not None:
-            await stack.__aexit__(kind, error, trace)
+        if stack is None:
+            return False
+        try:
+            if isinstance(error, Exception):
+                # The block's own error is not the server's: it must not come out wrapped in an exception group.
+                await stack.aclose()
+                return False
+            return await stack.__aexit__(kind, error, trace) or False
+        except BaseExceptionGroup as group:
+            raise _unwrapped(group) from None
 
     @classmethod
     @contextmanager
@@ -184,7 +192,9 @@ class FakeOpenAIServer:
                     break
         finally:
             self.open_connections -= 1
-            await anyio.aclose_forcefully(stream)
+            # Shielded: a cancellation here would take the place of the handler's own error.
+            with anyio.CancelScope(shield=True):
+                await anyio.aclose_forcefully(stream)
 
     async def _respond(self, connection: HttpConnection, request: HttpRequest) -> bool:
         """Answer one request; whether the connection can take another."""
@@ -225,6 +235,14 @@ class FakeOpenAIServer:
     def __repr__(self) -> str:
         where = "not running" if self._port is None else f"at {self.base_url}"
         return f"<FakeOpenAIServer {where}, {len(self.requests)} requests>"
+
+
+def _unwrapped(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The only error in a group of groups of one, else the group."""
+    error, *others = group.exceptions
+    if others:
+        return group
+    return _unwrapped(cast("BaseExceptionGroup[Any]", error)) if isinstance(error, BaseExceptionGroup) else error
 
 
 _JSON = {"content-type": "application/json"}

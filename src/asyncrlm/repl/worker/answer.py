@@ -92,8 +92,8 @@ class Submission:
         """What the name `answer` is bound to at the end of a cell: a plain dict counts, anything else does not."""
         if value is not self.answer and isinstance(value, Mapping):
             plain = dict(cast("Mapping[str, Any]", value))
-            dict.clear(self.answer)
-            dict.update(self.answer, plain)
+            super(Answer, self.answer).clear()
+            super(Answer, self.answer).update(plain)
         self.sync()
 
     def sync(self) -> None:

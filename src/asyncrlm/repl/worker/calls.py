@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from .wire import MAX_FRAME, Waiter, Wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 T = TypeVar("T")
 
@@ -70,13 +72,13 @@ class Calls:
                 outbox = _Outbox(waiter, items, encode)
                 while outbox.fill():
                     frames = self._admit(outbox)
-                    if not frames:
-                        turn = self._queue(outbox)
-                        wire.wait(turn)
-                        if turn.stopped:
-                            break
-                        frames = [self._redeem(outbox, turn)]
-                    self._ship(frames)
+                    if frames:
+                        self._send(frames)
+                        continue
+                    turn = self._queue(outbox)
+                    wire.wait(turn)
+                    if turn.stopped:
+                        self._check()
                 wire.wait(waiter)
                 if waiter.stopped:
                     raise KeyboardInterrupt("the cell was interrupted")
@@ -95,8 +97,11 @@ class Calls:
         try:
             outbox = _Outbox(waiter, items, encode)
             while outbox.fill():
-                frames = self._admit(outbox) or [await self._credit(outbox, loop)]
-                self._ship(frames)
+                frames = self._admit(outbox)
+                if frames:
+                    self._send(frames)
+                else:
+                    await self._credit(outbox, loop)
             await waiter.future_or_fail()
         except BaseException:
             self._abandon(waiter)
@@ -133,7 +138,7 @@ class Calls:
                 admitted.append(item)
         return admitted
 
-    def _ship(self, frames: list[tuple[int, bytes]]) -> None:
+    def _send(self, frames: list[tuple[int, bytes]]) -> None:
         """Write admitted frames; where their cell is over their credit comes back, since no reply will bring it."""
         wire = self.wire
         if wire.post(frames[0][1] if len(frames) == 1 else b"".join([frame for _, frame in frames])):
@@ -142,13 +147,18 @@ class Calls:
             for call, _ in frames:
                 wire.outstanding -= wire.owed.pop(call, 0)
             wire.grant()
+        wire.ship()
         raise RuntimeError(_OVER)
 
+    def _check(self) -> None:
+        """A place in the queue ended before its frame was written: say why."""
+        raise KeyboardInterrupt("the cell was interrupted") if self.guard.stopped else RuntimeError(_OVER)
+
     def _queue(self, outbox: _Outbox[Any], loop: asyncio.AbstractEventLoop | None = None) -> Waiter:
-        """Line up for the credit of the first frame."""
+        """Line up for the credit of the first frame, which is then written by whoever sees the credit come back."""
         wire = self.wire
         turn = Waiter(1, loop)
-        turn.need = len(outbox.frames[0][1])
+        turn.call, turn.frame = outbox.frames.popleft()
         with self.guard, wire.lock:
             if outbox.waiter.stopped or self.guard.stopped:
                 turn.left, turn.stopped = 0, True
@@ -156,34 +166,28 @@ class Calls:
             else:
                 wire.hungry.append(turn)
                 wire.grant()
+        wire.ship()
         return turn
 
-    def _redeem(self, outbox: _Outbox[Any], turn: Waiter) -> tuple[int, bytes]:
-        """The frame that a granted turn pays for."""
-        with self.guard, self.wire.lock:
-            call, frame = item = outbox.frames.popleft()
-            self.wire.owed[call] = len(frame)
-            turn.need = 0
-        return item
-
-    async def _credit(self, outbox: _Outbox[Any], loop: asyncio.AbstractEventLoop) -> tuple[int, bytes]:
+    async def _credit(self, outbox: _Outbox[Any], loop: asyncio.AbstractEventLoop) -> None:
         turn = self._queue(outbox, loop)
         try:
             await turn.future_or_fail()
-            return self._redeem(outbox, turn)
         except BaseException:
-            self._refund(turn)
+            self._give_up(turn)
             raise
 
-    def _refund(self, turn: Waiter) -> None:
-        """A turn that was given up: out of the queue, or its credit to the next."""
+    def _give_up(self, turn: Waiter) -> None:
+        """Leave the queue; credit that was granted goes to the next."""
         wire = self.wire
         with self.guard, wire.lock:
-            if turn.left:
+            if turn in wire.hungry:
                 wire.hungry.remove(turn)
-            elif not turn.stopped:
-                wire.outstanding -= turn.need
+            elif turn in wire.granted:
+                wire.granted.remove(turn)
+                wire.revoke(turn)
             wire.grant()
+        wire.ship()
 
     def _abandon(self, waiter: Waiter) -> None:
         """Nobody waits any more: forget what is not answered and tell the host."""

@@ -8,16 +8,19 @@ import inspect
 import linecache
 import sys
 import types
-from collections.abc import Callable
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import report
-from .answer import Submission
+from . import report, spelling
 from .guard import leave
-from .loops import Loops
 from .replies import BUILTINS
-from .stdio import Stdio
-from .wire import Wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .answer import Submission
+    from .loops import Loops
+    from .stdio import Stdio
+    from .wire import Wire
 
 MAX_VARIABLES = 200
 """Most names that `done` lists."""
@@ -55,6 +58,8 @@ class Namespace:
         self.names.update(self.reserved)
         self.names["answer"] = self.submission.answer
         builtins.__dict__.update(self._builtins)
+        for name in BUILTINS:
+            self.names.pop(name, None)
 
     def bound(self) -> dict[str, Any]:
         """What cells have bound, oldest first."""
@@ -124,7 +129,7 @@ class Cells:
         names = self.namespace.names
         for code in _compile(source, name):
             if code.co_flags & inspect.CO_COROUTINE:
-                self.loops.top_level(cast("Any", eval(code, names)))
+                self.loops.top_level(eval(code, names))
             else:
                 exec(code, names)
 
@@ -167,6 +172,8 @@ class Cells:
 def _compile(source: str, name: str) -> list[types.CodeType]:
     """The code of a cell; its last statement on its own if that is an expression, to be shown as a REPL does."""
     tree = ast.parse(source, name)
+    if "lm_query" in source and ("asyncio" in source or "await" in source):
+        spelling.rewrite(tree)
     body = tree.body
     codes: list[types.CodeType] = []
     last = body.pop() if body and isinstance(body[-1], ast.Expr) else None

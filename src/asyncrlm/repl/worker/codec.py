@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import base64
 import binascii
-import datetime
+import datetime as dt
 import decimal
 import math
-from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MAX_DEPTH = 100
 """Deepest nesting of containers, either way."""
 
 _TAG = "$"
 _BODY = "v"
+_type: Callable[[Any], Any] = type
 _INT_MIN, _INT_MAX = -(2**63), 2**63 - 1
 
 
-class _Refused(Exception):
+class _RefusedError(Exception):
     """Carries the path to the refused value, from the inside out."""
 
     def __init__(self, kind: type[Exception], reason: str) -> None:
@@ -40,7 +43,7 @@ def encode(value: Any, where: str = "value") -> Any:
     """
     try:
         return _encode(value, set())
-    except _Refused as refused:
+    except _RefusedError as refused:
         path = where + "".join(reversed(refused.path[-8:]))
         raise refused.kind(f"{path}: {refused}") from None
 
@@ -57,7 +60,7 @@ def is_text(text: str) -> bool:
 
 
 def _encode(value: Any, above: set[int]) -> Any:
-    kind = type(value)
+    kind = _type(value)
     if kind is str:
         return value if is_text(value) else _tagged("str", _b64(value.encode("utf-8", "surrogatepass")))
     if value is None or kind is bool:
@@ -83,17 +86,18 @@ _CONTAINERS = (list, tuple, set, frozenset, dict)
 
 
 def _encode_container(value: Any, above: set[int]) -> Any:
-    if id(value) in above:
-        raise _Refused(ValueError, "contains itself")
+    identity = id(value)
+    if identity in above:
+        raise _RefusedError(ValueError, "contains itself")
     if len(above) >= MAX_DEPTH:
-        raise _Refused(ValueError, f"nested deeper than {MAX_DEPTH} levels")
-    above.add(id(value))
+        raise _RefusedError(ValueError, f"nested deeper than {MAX_DEPTH} levels")
+    above.add(identity)
     try:
         if isinstance(value, dict):
             return _encode_dict(cast("dict[Any, Any]", value), above)
         items = _encode_items(cast("list[Any]", value), above)
     finally:
-        above.discard(id(value))
+        above.discard(identity)
     if isinstance(value, list):
         return items
     return _tagged(next(tag for tag, base in _SEQUENCES if isinstance(value, base)), items)
@@ -107,7 +111,7 @@ def _encode_items(value: Any, above: set[int]) -> list[Any]:
     try:
         for item in value:
             out.append(_encode(item, above))
-    except _Refused as refused:
+    except _RefusedError as refused:
         refused.path.append(f"[{len(out)}]")
         raise
     return out
@@ -126,7 +130,7 @@ def _encode_dict(value: dict[Any, Any], above: set[int]) -> Any:
         for key, item in value.items():
             pairs.append([_encode(key, above), _encode(item, above)])
         return _tagged("dict", pairs)
-    except _Refused as refused:
+    except _RefusedError as refused:
         refused.path.append(f"[{_short(key)}]")
         raise
 
@@ -144,23 +148,23 @@ def _encode_other(value: Any) -> Any:
         return _encode(float.__float__(value), set())
     if isinstance(value, (bytes, bytearray)):
         return _tagged("bytes", _b64(bytes(value)))
-    if isinstance(value, datetime.datetime):
+    if isinstance(value, dt.datetime):
         return _tagged("datetime", value.isoformat())
-    if isinstance(value, datetime.date):
+    if isinstance(value, dt.date):
         return _tagged("date", value.isoformat())
-    if isinstance(value, datetime.time):
+    if isinstance(value, dt.time):
         return _tagged("time", value.isoformat())
-    if isinstance(value, datetime.timedelta):
+    if isinstance(value, dt.timedelta):
         return _tagged("timedelta", [value.days, value.seconds, value.microseconds])
     if isinstance(value, decimal.Decimal):
         return _tagged("decimal", str(value))
     if isinstance(value, complex):
         return _tagged("complex", [repr(value.real), repr(value.imag)])
-    kind = type(value)
+    kind = _type(value)
     name = (
         kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
     )
-    raise _Refused(
+    raise _RefusedError(
         TypeError,
         f"a value of type {name} can't be sent; plain data can: None, bool, numbers, str, bytes, dates, "
         "and list, tuple, set, dict of these",
@@ -182,7 +186,7 @@ def decode(value: Any) -> Any:
 
 
 def _decode(value: Any, depth: int) -> Any:
-    kind = type(value)
+    kind = _type(value)
     if kind is str or value is None or kind is bool or kind is int or kind is float:
         return value
     if depth > MAX_DEPTH:
@@ -238,11 +242,11 @@ def _int(body: Any) -> int:
     return int(digits, 16)
 
 
-def _timedelta(body: Any) -> datetime.timedelta:
+def _timedelta(body: Any) -> dt.timedelta:
     parts = _list(body, 3)
     if not all(type(part) is int for part in parts):
         raise ValueError("not a value: timedelta")
-    return datetime.timedelta(*parts)
+    return dt.timedelta(*parts)
 
 
 def _complex(body: Any) -> complex:
@@ -266,9 +270,9 @@ _READERS: dict[str, Callable[[Any, int], Any]] = {
     "float": lambda body, _: _float(body),
     "complex": lambda body, _: _complex(body),
     "decimal": lambda body, _: decimal.Decimal(_str(body)),
-    "datetime": lambda body, _: datetime.datetime.fromisoformat(_str(body)),
-    "date": lambda body, _: datetime.date.fromisoformat(_str(body)),
-    "time": lambda body, _: datetime.time.fromisoformat(_str(body)),
+    "datetime": lambda body, _: dt.datetime.fromisoformat(_str(body)),
+    "date": lambda body, _: dt.date.fromisoformat(_str(body)),
+    "time": lambda body, _: dt.time.fromisoformat(_str(body)),
     "timedelta": lambda body, _: _timedelta(body),
     "tuple": lambda body, depth: tuple(_items(body, depth)),
     "set": lambda body, depth: set(_items(body, depth)),

@@ -6,10 +6,12 @@ import json
 import mmap
 import os
 import pickle
-from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import codec
+
+if TYPE_CHECKING:
+    from collections import deque
 
 
 def load(frame: dict[str, Any], descriptors: deque[int]) -> Any:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import Callable, Coroutine
-from typing import Any
+import types
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
 
 _real_run: Callable[..., Any] = asyncio.run
 
@@ -49,13 +52,28 @@ class Loops:
         task = loop.create_task(coroutine)
         try:
             return loop.run_until_complete(task)
-        except (KeyboardInterrupt, SystemExit):
+        except (KeyboardInterrupt, SystemExit) as error:
+            where = _suspended_at(coroutine)
             left = asyncio.all_tasks(loop)
             for other in left:
                 other.cancel()
             if left:
                 loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            if where is not None:  # it hit the loop while it waited: show what the cell was waiting for
+                raise error.with_traceback(where) from None
             raise
+
+
+def _suspended_at(coroutine: Any) -> types.TracebackType | None:
+    """A traceback through the coroutines that wait for one another, outermost first."""
+    frames: list[types.FrameType] = []
+    while getattr(coroutine, "cr_frame", None) is not None:
+        frames.append(coroutine.cr_frame)
+        coroutine = coroutine.cr_await
+    trace: types.TracebackType | None = None
+    for frame in reversed(frames):
+        trace = types.TracebackType(trace, frame, frame.f_lasti, frame.f_lineno)
+    return trace
 
 
 def _in_thread(function: Callable[[], Any]) -> Any:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from typing import Self
 
 
 class _Ready:
@@ -60,11 +63,9 @@ class FailedReply(_Ready, str):
         retryable: Whether the same call may succeed later.
     """
 
-    error: str
-    kind: str | None
-    retryable: bool
+    __slots__ = ("error", "kind", "retryable")
 
-    def __new__(cls, error: str = "", kind: str | None = None, retryable: bool = False) -> FailedReply:
+    def __new__(cls, error: str = "", kind: str | None = None, retryable: bool = False) -> Self:
         reply = super().__new__(cls, f"Error: {error}")
         reply.error, reply.kind, reply.retryable = error, kind, retryable
         return reply

@@ -8,10 +8,12 @@ import os
 import socket
 import sys
 import traceback
-from collections.abc import Iterable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from .replies import Text, Texts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 MAX_TRACEBACK = 20_000
 """Characters kept of a traceback: its head and, mostly, its tail."""
@@ -21,6 +23,8 @@ _MAX_FRAMES = 60
 _DEEPEST = 20
 _PACKAGE = os.path.dirname(sys._getframe().f_code.co_filename) + os.sep  # pyright: ignore[reportPrivateUsage]
 _BRACKETS: dict[type, tuple[str, str]] = {list: ("[", "]"), tuple: ("(", ")"), set: ("{", "}"), dict: ("{", "}")}
+_type: Callable[[Any], Any] = type
+_bits: Callable[[Any], int] = int.bit_length
 
 
 def valid(text: str) -> str:
@@ -39,7 +43,7 @@ def shorten(text: str, limit: int, head: float = 0.5) -> str:
 
 def type_name(value: Any) -> str:
     """The type that a reader of the cell would name."""
-    kind = type(value)
+    kind = _type(value)
     if kind is Text:
         return "str"
     if kind is Texts:
@@ -47,7 +51,7 @@ def type_name(value: Any) -> str:
     return kind.__name__
 
 
-class _Full(Exception):
+class _FullError(Exception):
     """The room for a repr is used up."""
 
 
@@ -62,22 +66,21 @@ class _Writer:
     def put(self, text: str) -> None:
         if len(text) > self.left:
             self.parts.append(text[: self.left])
-            raise _Full
+            raise _FullError
         self.parts.append(text)
         self.left -= len(text)
 
     def value(self, value: Any) -> None:
-        kind = type(value)
+        kind = _type(value)
         if kind in _BRACKETS:
             self.container(value, *_BRACKETS[kind])
         elif kind is Texts:
             self.container(value, "[", "]")
         elif isinstance(value, (str, bytes, bytearray)) and len(value) > self.left:
             self.put(repr(value[: self.left]))
-            raise _Full
-        elif kind is int and value.bit_length() > 4 * self.left:
-            self.put(hex(value >> (value.bit_length() - 64)))
-            raise _Full
+            raise _FullError
+        elif kind is int and _bits(value) > 4 * self.left:
+            self.put(f"<int of {_bits(value):,} bits>")
         elif isinstance(value, (list, tuple, set, frozenset, dict)) and len(cast("list[Any]", value)) > self.left:
             self.put(f"<{kind.__name__} of {len(cast('list[Any]', value)):,} items>")
         else:
@@ -93,14 +96,19 @@ class _Writer:
         self.above.append(value)
         self.put(opening)
         separator = ""
-        for item in value:
-            self.put(separator)
-            separator = ", "
-            self.value(item)
-            if isinstance(value, dict):
+        if isinstance(value, dict):
+            for key, item in cast("dict[Any, Any]", value).items():
+                self.put(separator)
+                separator = ", "
+                self.value(key)
                 self.put(": ")
-                self.value(cast("dict[Any, Any]", value)[item])
-        self.put(",)" if type(value) is tuple and len(cast("tuple[Any]", value)) == 1 else closing)
+                self.value(item)
+        else:
+            for item in value:
+                self.put(separator)
+                separator = ", "
+                self.value(item)
+        self.put(",)" if opening == "(" and len(cast("list[Any]", value)) == 1 else closing)
         self.above.pop()
 
 
@@ -117,7 +125,7 @@ def short_repr(value: Any, limit: int) -> str:
     writer = _Writer(limit)
     try:
         writer.value(value)
-    except _Full:
+    except _FullError:
         size = f" (length {len(value):,})" if isinstance(value, (str, bytes, bytearray, *_BRACKETS)) else ""  # pyright: ignore[reportUnknownArgumentType]
         return valid("".join(writer.parts)) + "..." + size
     except Exception as error:  # a container that changes while it is read, a key that can't be looked up

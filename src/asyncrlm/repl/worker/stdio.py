@@ -6,7 +6,7 @@ import fcntl
 import io
 import os
 import sys
-from typing import Any
+from typing import Any, cast
 
 
 class Stdio:
@@ -40,10 +40,10 @@ class Stdio:
 
     def flush(self) -> None:
         """Write out what `print` holds back: of the cell's own streams and of ours."""
-        for stream in (sys.stdout, sys.stderr, *self._streams[1:]):
+        for stream in (getattr(sys, "stdout", None), getattr(sys, "stderr", None), *self._streams[1:]):
             try:
-                stream.flush()
-            except Exception:
+                cast("Any", stream).flush()
+            except Exception:  # closed or replaced by whatever the cell thought of; there is no one to tell
                 continue
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from . import codec
-from .calls import Calls
 from .replies import FailedReply, SubcallError, Text, Texts
 from .wire import MAX_FRAME, dump
+
+if TYPE_CHECKING:
+    from .calls import Calls
 
 _Frame = dict[str, Any]
 
@@ -156,7 +158,7 @@ class Surface:
         return tool
 
 
-def _encoder(kind: str, model: str | None, schema: Any) -> Callable[[Any], str]:
+def _encoder(kind: str, model: Any, schema: Any) -> Callable[[Any], str]:
     if model is not None and not isinstance(model, str):
         raise TypeError(f"model must be the name of a model, not {type(model).__name__}")
     rest = (f',"model":{dump(model)}' if model is not None else "") + (

@@ -13,12 +13,13 @@ so several readers are harmless. The main thread between cells is a waiter like 
 What must hold whenever `Wire.lock` is free:
  1. If no thread leads, either no follower sleeps or one of them has been woken to take the lead.
  2. A waiter with `left` 0 has been woken, once it is.
- 3. `outstanding` is the sum of `owed` and of what waiters for credit were granted and have not redeemed.
+ 3. `outstanding` is the sum of `owed`, which holds every call that is sent, being sent or granted its credit.
+ 4. A call in `granted` is written by whoever granted it, as soon as that thread holds no lock: the thread that made the
+    call may be the very one that waits, in a plain call inside a coroutine, for credit that comes back after it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import select
@@ -26,12 +27,15 @@ import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable
 from json.encoder import encode_basestring_ascii
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import codec
 from .guard import Guard, get_ident, leave, open_gate
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
 
 MAX_FRAME = 64 * 1024 * 1024
 """Longest frame that may be sent, in bytes; the host's `messages.py` has the same figure."""
@@ -52,7 +56,7 @@ def dump(value: Any, where: str = "value") -> str:
 class Waiter:
     """What one caller waits for. Every field is written under `Wire.lock`, or before anyone else sees it."""
 
-    __slots__ = ("count", "first", "future", "gate", "left", "loop", "need", "replies", "stopped", "thread")
+    __slots__ = ("call", "count", "first", "frame", "future", "gate", "left", "loop", "replies", "stopped", "thread")
 
     def __init__(self, count: int, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self.count = count
@@ -61,8 +65,10 @@ class Waiter:
         self.first = 0
         """The id of its first call; the others follow. 0 for a waiter that made no call."""
         self.replies: list[Any] = [None] * count
-        self.need = 0
-        """Bytes of credit it waits for."""
+        self.call = 0
+        """For a waiter for credit: the id of the call that waits to be sent."""
+        self.frame = b""
+        """And its frame."""
         self.stopped = False
         """It is over because the cell was interrupted, not because all was answered."""
         self.gate: threading.Lock | None = None
@@ -108,6 +114,8 @@ class Wire:
         """Most that `outstanding` may be, unless a single frame is larger."""
         self.hungry: deque[Waiter] = deque()
         """Waiters for credit, served in order."""
+        self.granted: list[Waiter] = []
+        """Those whose credit is there and whose frame is about to be written."""
         self.last_id = 0
         self.leader: Waiter | None = None
         self.leader_thread = 0
@@ -124,6 +132,8 @@ class Wire:
         self._view = memoryview(self._chunk)
         self.write_lock = threading.Lock()
         """Held while a frame is written, so that frames never mix. Taken before `lock`, never after it."""
+        self.writer = 0
+        """The thread that holds `write_lock`. It writes what is granted before it lets go."""
         self.open = False
         """A cell runs: only then may its frames be written. Changed under `write_lock`."""
         self._poll = select.poll()  # used by the leader alone
@@ -158,6 +168,8 @@ class Wire:
                 if line and not line.isspace():
                     self._take(_decode_json(line)[0])  # what the host writes is well formed
             del buffer[:start]
+        if self.granted:
+            self.ship()
 
     def _take(self, frame: dict[str, Any]) -> None:
         if frame["t"] == "reply":
@@ -184,12 +196,16 @@ class Wire:
         return not self.outstanding or self.outstanding + size <= self.credit
 
     def grant(self) -> None:
-        """Give the credit that came back to those who wait for it; it counts as theirs from here on. Under the lock."""
-        while self.hungry and self.fits(self.hungry[0].need):
+        """Give the credit that came back to those who wait for it. Under the lock; to be followed by `ship`."""
+        while self.hungry and self.fits(len(self.hungry[0].frame)):
             turn = self.hungry.popleft()
-            self.outstanding += turn.need
-            turn.left = 0
-            self.wake(turn)
+            self.outstanding += len(turn.frame)
+            self.owed[turn.call] = len(turn.frame)
+            self.granted.append(turn)
+
+    def revoke(self, turn: Waiter) -> None:
+        """Take the credit of a granted turn back. Under the lock."""
+        self.outstanding -= self.owed.pop(turn.call, 0)
 
     def wake(self, waiter: Waiter) -> None:
         """Under the lock, after `left` became 0."""
@@ -217,12 +233,15 @@ class Wire:
     def stop(self) -> None:
         """Interrupt: every wait of the cell is over."""
         with self.guard, self.lock:
-            for waiter in {*self.calls.values(), *self.hungry}:
+            for turn in self.granted:
+                self.revoke(turn)
+            for waiter in {*self.calls.values(), *self.hungry, *self.granted}:
                 if waiter.left:
                     waiter.left, waiter.stopped = 0, True
                     self.wake(waiter)
             self.calls.clear()
             self.hungry.clear()
+            self.granted.clear()
         self.kick()
 
     # ---- waiting -----------------------------------------------------------------------------------------------------
@@ -289,6 +308,15 @@ class Wire:
     # ---- writing -----------------------------------------------------------------------------------------------------
 
     def _push(self, data: bytes) -> None:
+        """Write it and what is granted meanwhile. With `write_lock` held."""
+        self.writer = get_ident()
+        if data:
+            self._write(data)
+        while self.granted:
+            self._ship_granted()
+        self.writer = 0
+
+    def _write(self, data: bytes) -> None:
         """Write all of it, taking replies while the channel is full: the host may be waiting for that."""
         view = memoryview(data)
         while view:
@@ -307,11 +335,34 @@ class Wire:
 
     def post(self, data: bytes) -> bool:
         """Write frames of the running cell; False if none runs."""
-        with self.guard, self.write_lock:
-            if self.open and not self.guard.child:
-                self._push(data)
-                return True
+        if self.guard.child:
             return False
+        with self.guard, self.write_lock:
+            if not self.open:
+                return False
+            self._push(data)
+            return True
+
+    def ship(self) -> None:
+        """Write what is granted, unless this thread is in the middle of a frame and will do so after it."""
+        if self.writer != get_ident():
+            with self.guard, self.write_lock:
+                self._push(b"")
+
+    def _ship_granted(self) -> None:
+        """With `write_lock` held by this thread."""
+        with self.lock:
+            turns, self.granted = self.granted, []
+        if self.open:
+            self._write(b"".join([turn.frame for turn in turns]))
+        with self.lock:
+            for turn in turns:
+                if not self.open:
+                    self.revoke(turn)
+                    turn.stopped = True
+                if turn.left:
+                    turn.left = 0
+                    self.wake(turn)
 
     def send(self, frame: dict[str, Any], *, opens: bool = False, closes: bool = False) -> None:
         """Write a frame of the worker itself; `opens` and `closes` a cell. Main thread only."""

@@ -1,0 +1,141 @@
+"""What one run tells its listeners. Nothing is made of it where nobody listens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..events import (
+    CellFinished,
+    CellStarted,
+    ModelReplied,
+    RunFinished,
+    RunStarted,
+    SandboxDied,
+    SandboxOpened,
+    ToolCalled,
+    TurnFinished,
+    TurnStarted,
+)
+from ..lm.base import LMReply
+from ..repl.context import ContextInfo
+from ..repl.sandbox import Report
+from ..repl.session import CellOutcome, ToolRecord
+
+if TYPE_CHECKING:
+    from .run import Run
+
+
+class Telling:
+    """The events of one run, each by the method of its name."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._tree = run.tree
+        self._environment = run.tree.configuration.environment.name
+
+    def run_started(
+        self, model: str, context: ContextInfo, root_prompt: str | None, tags: dict[str, Any] | None
+    ) -> None:
+        tree = self._tree
+        if not tree.watched:
+            return
+        tree.emit(
+            RunStarted(
+                **self._run.stamp(),
+                root_model=model,
+                sub_models=list(tree.router.names[1:]),
+                environment=self._environment,
+                max_depth=tree.limits.max_depth,
+                max_iterations=tree.limits.max_iterations,
+                limits={name: getattr(tree.limits, name) for name in tree.limits.__struct_fields__},
+                prompt_type=context.kind,
+                prompt_size=context.size,
+                root_prompt=root_prompt,
+                tags=tags,
+            )
+        )
+
+    def run_finished(self, *, stop_reason: str, response: str | None = None, error: str | None = None) -> None:
+        tree = self._tree
+        if not tree.watched:
+            return
+        tree.emit(
+            RunFinished(
+                **self._run.stamp(),
+                stop_reason=stop_reason,
+                response=response,
+                error=error,
+                usage_summary=tree.ledger.usage(),
+                seconds=self._run.seconds,
+            )
+        )
+
+    def turn_started(self, turn: int) -> None:
+        if self._tree.watched:
+            most = self._tree.limits.max_iterations
+            self._tree.emit(TurnStarted(**self._run.stamp(), turn=turn, max_turns=most))
+
+    def turn_finished(self, turn: int, seconds: float) -> None:
+        if self._tree.watched:
+            self._tree.emit(TurnFinished(**self._run.stamp(), turn=turn, seconds=seconds))
+
+    def model_replied(self, turn: int, model: str, news: list[dict[str, str]], reply: LMReply, seconds: float) -> None:
+        self._tree.emit(
+            ModelReplied(
+                **self._run.stamp(),
+                turn=turn,
+                model=model,
+                prompt=news,
+                text=reply.text,
+                reasoning=reply.reasoning,
+                finish_reason=reply.finish_reason,
+                input_tokens=reply.usage.input_tokens,
+                output_tokens=reply.usage.output_tokens,
+                seconds=seconds,
+            )
+        )
+
+    def cell_started(self, turn: int, cell: int, code: str) -> None:
+        if self._tree.watched:
+            self._tree.emit(CellStarted(**self._run.stamp(), turn=turn, cell=cell, code=code))
+
+    def cell_finished(self, turn: int, cell: int, outcome: CellOutcome, error: str | None) -> None:
+        tree = self._tree
+        if not tree.watched:
+            return
+        tree.emit(
+            CellFinished(
+                **self._run.stamp(),
+                turn=turn,
+                cell=cell,
+                stdout=outcome.stdout,
+                stderr=outcome.stderr,
+                error=error,
+                variables=outcome.values or outcome.variables,
+                subcalls=outcome.subcalls,
+                failed_subcalls=sum(outcome.failures.values()),
+                seconds=outcome.seconds,
+            )
+        )
+        if outcome.lost is not None:
+            tree.emit(SandboxDied(**self._run.stamp(), reason=outcome.lost))
+
+    def sandbox_opened(self, report: Report, seconds: float) -> None:
+        if self._tree.watched:
+            self._tree.emit(
+                SandboxOpened(
+                    **self._run.stamp(), environment=report.environment, in_force=report.isolation, seconds=seconds
+                )
+            )
+
+    def tool_called(self, record: ToolRecord) -> None:
+        if self._tree.watched:
+            self._tree.emit(
+                ToolCalled(
+                    **self._run.stamp(),
+                    name=record.name,
+                    error=record.error,
+                    result_bytes=record.result_bytes,
+                    seconds=record.seconds,
+                )
+            )

@@ -1,0 +1,131 @@
+"""A client that is described and checked, but not open yet; and the checks that all of them share."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+from msgspec import Struct
+
+from asyncrlm.errors import ConfigurationError
+from asyncrlm.ledger import Price
+
+from . import catalog
+from .pacing import DEFAULT_ATTEMPTS
+
+if TYPE_CHECKING:
+    from .base import LMClient
+
+Shared = Callable[[Hashable, Callable[[], AbstractAsyncContextManager[Any]]], Awaitable[Any]]
+"""`Scope.shared`."""
+
+OUR_KWARGS = ("model_name", "price", "context_window", "sampling_args")
+"""What `backend_kwargs` may hold for every backend."""
+
+NOT_SAMPLING = {
+    "model": 'name it in backend_kwargs={"model_name": ...}',
+    "messages": "the engine writes them",
+    "stream": "replies are taken whole",
+    "stream_options": "replies are taken whole",
+}
+"""What can't be a sampling argument, and what to do instead."""
+
+
+class ClientSpec(Struct, frozen=True, kw_only=True, eq=False):
+    """A checked description of a client that is not open yet."""
+
+    model: str
+    """The name the model is known by in routing, usage and prices."""
+    backend: str
+    key: Hashable
+    """Equal for specs whose clients are interchangeable. Holds no secret in clear."""
+    price: Price | None = None
+    window: int | None = None
+    """Tokens of input at most, where known."""
+    needs_price: bool = True
+    """False where requests cost nothing."""
+    attempts: int = DEFAULT_ATTEMPTS
+    """How often to send one request at most."""
+    opener: Callable[[Shared], Awaitable[LMClient]]
+    """Builds the client; what it opens is entered through the `Shared` it is given."""
+
+    @asynccontextmanager
+    async def open(self) -> AsyncGenerator[LMClient]:
+        """The client, with connections of its own. Holds no task group or cancel scope open."""
+        async with AsyncExitStack() as stack:
+            opened: dict[Hashable, Any] = {}
+
+            async def shared(key: Hashable, factory: Callable[[], AbstractAsyncContextManager[Any]]) -> Any:
+                if key not in opened:
+                    opened[key] = await stack.enter_async_context(factory())
+                return opened[key]
+
+            yield await self.opener(shared)
+
+    async def connect(self, shared: Shared) -> LMClient:
+        """The client, its connections shared with all specs of the same account: `shared` is a scope's method."""
+        return await self.opener(shared)
+
+    def __repr__(self) -> str:
+        return f"<ClientSpec {self.backend}: {self.model}>"
+
+
+def refuse_unknown(backend: str, kwargs: Mapping[str, Any], known: Iterable[str]) -> None:
+    known = sorted(known)
+    for name in kwargs:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1, 0.5)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            raise ConfigurationError(
+                f"backend_kwargs of {backend!r} don't include {name!r}{hint}; known: {', '.join(known)}"
+            )
+
+
+def checked_sampling(*layers: Mapping[str, Any] | None) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        if layer is None:
+            continue
+        if not isinstance(cast("object", layer), Mapping):
+            raise ConfigurationError("sampling_args must be a dict")
+        merged.update(layer)
+    for name, instead in NOT_SAMPLING.items():
+        if merged.get(name):
+            raise ConfigurationError(f"sampling_args can't hold {name!r}: {instead}")
+        merged.pop(name, None)
+    timeout = merged.get("timeout")
+    if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
+        raise ConfigurationError(f"timeout in sampling_args must be a positive number of seconds, not {timeout!r}")
+    return merged
+
+
+def price_and_window(model: str | None, kwargs: dict[str, Any]) -> tuple[Price | None, int | None]:
+    """What `price=` and `context_window=` say, else the catalogue. Takes both out of `kwargs`."""
+    price, window = kwargs.pop("price", None), kwargs.pop("context_window", None)
+    if window is not None and (not isinstance(window, int) or window <= 0):
+        raise ConfigurationError(f"context_window must be a positive number of tokens, not {window!r}")
+    if window is None and model is not None:
+        window = catalog.window(model)
+    return (catalog.price(model) if price is None and model is not None else _as_price(price)), window
+
+
+def _as_price(price: Any) -> Price | None:
+    if price is None or isinstance(price, Price):
+        return price
+    match price:
+        case Mapping():
+            fields: dict[str, Any] = dict(cast("Mapping[str, Any]", price))
+        case (entered, left):
+            fields = {"input": entered, "output": left}
+        case _:
+            fields = {}
+    amounts = [fields.get("input"), fields.get("output"), fields.get("cached", 0.0)]
+    known = set(fields) <= {"input", "output", "cached"}
+    if not known or any(not isinstance(amount, int | float) or not 0 <= amount < float("inf") for amount in amounts):
+        raise ConfigurationError(
+            'price must be (input, output) or {"input": ..., "output": ..., "cached": ...} in USD per million tokens, '
+            f"not {price!r}"
+        )
+    return Price(**fields)

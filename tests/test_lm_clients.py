@@ -1,0 +1,214 @@
+"""Naming a client: what is checked, and which key goes where."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from asyncrlm.errors import ConfigurationError
+from asyncrlm.ledger import Price
+from asyncrlm.lm.clients import BACKENDS, client_spec
+from asyncrlm.lm.endpoints import PRESETS, key_from_environment, origin_of
+from asyncrlm.testing import ScriptedLM
+
+VARIABLES = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENROUTER_API_KEY", "AI_GATEWAY_API_KEY", "PRIME_API_KEY")
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+async def echo(messages: list[dict[str, str]]) -> str:
+    return messages[-1]["content"]
+
+
+# --- what is refused, and how it says what is right -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("backend", "kwargs", "said"),
+    [
+        ("openai", None, r"needs an API key.*OPENAI_API_KEY.*vllm.*offline"),
+        ("openrouter", {"model_name": "m"}, "OPENROUTER_API_KEY"),
+        ("vercel", {"model_name": "m"}, "AI_GATEWAY_API_KEY"),
+        ("prime", {"model_name": "m"}, "PRIME_API_KEY"),
+        ("openai", {"api_key": "  "}, "needs an API key"),
+        ("vllm", {"model_name": "m"}, "base_url"),
+        ("vllm", {"base_url": "http://h/v1"}, "model_name"),
+        ("openrouter", {"api_key": "k"}, "model_name"),
+        ("opena", None, "did you mean 'openai'.*known: openai, vllm"),
+        ("gpt", None, "known: openai"),
+        ("anthropic", None, "later release"),
+        ("gemini/gemini-4", None, "later release"),
+        ("openai", {"api_kei": "k"}, "did you mean 'api_key'.*known: .*base_url"),
+        ("openai", {"api_key": "k", "provider": object()}, "provider is not supported yet"),
+        ("openai", {"api_key": "k", "max_retries": -1}, "max_retries"),
+        ("openai", {"api_key": "k", "timeout": 0}, "timeout"),
+        ("openai", {"api_key": "k", "timeout": float("nan")}, "timeout"),
+        ("openai", {"api_key": 5}, "api_key must be"),
+        ("openai", {"api_key": "two words"}, "no HTTP header"),
+        ("openai", {"api_key": "schlüssel"}, "no HTTP header"),
+        ("openai", {"api_key": "k", "context_window": 0}, "context_window"),
+        ("openai", {"api_key": "k", "price": 5}, "price must be"),
+        ("openai", {"api_key": "k", "price": (1, -1)}, "price must be"),
+        ("openai", {"api_key": "k", "price": {"input": 1}}, "price must be"),
+        ("openai", {"api_key": "k", "price": {"input": 1, "output": 1, "out": 1}}, "price must be"),
+        ("openai", {"api_key": "k", "price": {"input": 1, "output": float("inf")}}, "price must be"),
+        ("openai", {"api_key": "k", "sampling_args": {"model": "x"}}, "model_name"),
+        ("openai", {"api_key": "k", "sampling_args": {"stream": True}}, "taken whole"),
+        ("openai", {"api_key": "k", "sampling_args": [1]}, "must be a dict"),
+        ("openai", {"api_key": "k", "sampling_args": {"timeout": "soon"}}, "timeout in sampling_args"),
+        ("openai", {"api_key": "k", "default_headers": ["x"]}, "default_headers must be a dict"),
+        ("openai", {"api_key": "k", "base_url": "http://x/v1", "data_residency": "eu"}, "data_residency"),
+        ("openai/gpt-5", {"api_key": "k", "model_name": "gpt-4"}, "two models"),
+        ("openai", [{}], "list of backends"),
+        (5, None, "backend must be"),
+        ([], None, "at least one"),
+        ([["openai"]], None, "another list"),
+        (["openai", "vllm"], {"api_key": "k"}, "a list too"),
+        (["openai", "vllm"], [{}], "2 backends but 1"),
+        (lambda messages: "x", None, "not async"),
+        (echo, {"base_url": "x"}, "known: context_window, price"),
+        (ScriptedLM([]), {"model_name": "x"}, "known: context_window, price"),
+    ],
+)
+def test_what_is_wrong_is_named_with_what_is_right(backend: Any, kwargs: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said) as caught:
+        client_spec(backend, kwargs)
+    assert "sk-" not in str(caught.value)
+
+
+def test_sampling_args_can_not_reach_a_callable() -> None:
+    with pytest.raises(ConfigurationError, match="only the messages"):
+        client_spec(echo, None, {"temperature": 0})
+
+
+@pytest.mark.parametrize("backend", ["openai", "openai/gpt-5", *[f"{name}/m" for name in PRESETS]])
+def test_every_preset_can_be_named(backend: str) -> None:
+    kwargs = {"api_key": "k"} | ({"base_url": "http://h:1/v1"} if backend.startswith("vllm") else {})
+    spec = client_spec(backend, kwargs)
+    assert spec.backend == backend.partition("/")[0]
+    assert spec.model == (backend.partition("/")[2] or PRESETS["openai"].default_model)
+    assert spec.needs_price
+    assert repr(spec) == f"<ClientSpec {spec.backend}: {spec.model}>"
+    assert set(BACKENDS) >= set(PRESETS)
+
+
+def test_retries_price_and_window_are_taken() -> None:
+    spec = client_spec("openai/gpt-5", {"api_key": "k"})
+    assert (spec.price, spec.window, spec.attempts) == (Price(1.25, 0.125, 10.0), 272_000, 6)
+    given = {"api_key": "k", "max_retries": 0, "price": {"input": 1, "output": 2, "cached": 0.5}, "context_window": 9}
+    spec = client_spec("openai/gpt-5", given)
+    assert (spec.price, spec.window, spec.attempts) == (Price(input=1, cached=0.5, output=2), 9, 1)
+    assert client_spec("openai/x", {"api_key": "k", "price": (1, 2)}).price == Price(input=1, output=2)
+    assert client_spec("openai/x", {"api_key": "k", "price": Price(3.0)}).price == Price(3.0)
+    assert client_spec("openai/x", {"api_key": "k"}).price is None
+    assert given == {
+        "api_key": "k",
+        "max_retries": 0,
+        "price": {"input": 1, "output": 2, "cached": 0.5},
+        "context_window": 9,
+    }
+
+
+# --- which key goes where ---------------------------------------------------------------------------------------------
+
+
+def test_a_preset_takes_its_own_key_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        if name != "OPENAI_BASE_URL":
+            monkeypatch.setenv(name, f"{name}-value")
+    for preset in PRESETS.values():
+        if preset.base_url is not None:
+            assert key_from_environment(origin_of(preset.base_url)) == f"{preset.key_variable}-value"
+
+
+@pytest.mark.parametrize(
+    "base_url",
+    [
+        "https://api.openai.com.evil.example/v1",
+        "https://evil.example/api.openai.com/v1",
+        "https://api-openai.com/v1",
+        "https://xapi.openai.com/v1",
+        "https://api.openai.com.:443/v1",
+        "https://api.openai.com:8443/v1",
+        "http://api.openai.com/v1",
+        "https://127.0.0.1/v1",
+        "https://openai.com/v1",
+    ],
+)
+def test_the_key_in_the_environment_goes_to_no_other_host(base_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        if name != "OPENAI_BASE_URL":
+            monkeypatch.setenv(name, "the-key")
+    assert key_from_environment(origin_of(base_url)) is None
+
+
+@pytest.mark.parametrize(
+    "base_url",
+    [
+        "https://api.openai.com/v1/",
+        "https://API.OpenAI.com/v1",
+        "HTTPS://api.openai.com:443/v1",
+        "https://eu.api.openai.com/v1",
+    ],
+)
+def test_other_spellings_of_the_right_host_get_it(base_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", " the-key\n")
+    assert key_from_environment(origin_of(base_url)) == "the-key"
+
+
+@pytest.mark.parametrize(
+    "base_url",
+    [
+        "https://user:s3cret@api.openai.com/v1",
+        "https://api.openai.com@evil.example/v1",
+        "https://evil.example\\@api.openai.com/v1",
+        "https://api.openai.com/v1?x=1",
+        "https://api.openai.com/v1#x",
+        "https://api.openai.com /v1",
+        "https://api.openai.com\t/v1",
+        "https://\u0430pi.openai.com/v1",
+        "ftp://api.openai.com/v1",
+        "api.openai.com/v1",
+        "https:///v1",
+        "https://[::1/v1",
+        "https://h:port/v1",
+        "",
+    ],
+)
+def test_urls_that_can_be_read_in_two_ways_are_refused(base_url: str) -> None:
+    with pytest.raises(ConfigurationError, match="base_url must") as caught:
+        client_spec("openai", {"api_key": "k", "base_url": base_url})
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_preset_sent_elsewhere_leaves_its_key_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENROUTER_API_KEY", "router-key-0123")
+    monkeypatch.setenv("OPENAI_API_KEY", "openai-key-0123")
+    elsewhere = client_spec("openrouter/m", {"base_url": "http://127.0.0.1:1/v1"})
+    unnamed = client_spec("vllm/m", {"base_url": "http://127.0.0.1:1/v1"})
+    assert elsewhere.key == unnamed.key
+    by_url = client_spec("openai/m", {"base_url": "https://openrouter.ai/api/v1"})
+    by_name = client_spec("openrouter/m")
+    assert by_url.key == by_name.key
+
+
+def test_a_header_may_stand_for_the_key() -> None:
+    client_spec("openai", {"default_headers": {"Authorization": "Bearer x"}})
+
+
+def test_keys_and_hosts_tell_specs_apart_without_showing() -> None:
+    keys = {
+        client_spec("openai/m", {"api_key": "secret-one"}).key,
+        client_spec("openai/m", {"api_key": "secret-two"}).key,
+        client_spec("openai/n", {"api_key": "secret-one"}).key,
+        client_spec("openai/m", {"api_key": "secret-one"}, {"temperature": 1}).key,
+        client_spec("openai/m", {"api_key": "secret-one", "base_url": "http://h/v1"}).key,
+    }
+    assert len(keys) == 5
+    assert "secret" not in repr(keys)
+    assert client_spec("openai/m", {"api_key": "secret-one"}).key in keys

@@ -1,0 +1,459 @@
+"""The driver of the local environment: start, speak, interrupt, end; and that nothing outlives what owns it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from local_support import CAP, COMETS, DAEMONS, Client, PlainScope, client, marked, mode_or_skip, until
+
+from asyncrlm.environments import Settings
+from asyncrlm.environments.local import LocalEnvironment
+from asyncrlm.environments.local_template import SPARES
+from asyncrlm.errors import ConfigurationError, SandboxLost
+
+pytestmark = [pytest.mark.anyio, pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux only")]
+everywhere = pytest.mark.parametrize(
+    ("anyio_backend", "mode"), [("asyncio", "pidns"), ("trio", "pidns"), ("asyncio", "scope"), ("asyncio", "walk")]
+)
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every home of these tests lies here; a name that needs care is taken care of."""
+    folder = tmp_path_factory.mktemp('it\'s a "folder" $x')
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.fixture
+def tag() -> str:
+    return f"{time.time_ns() % 10**12}"
+
+
+def pid_of(c: Client) -> int:
+    text = Path(f"/proc/self/fdinfo/{c.sandbox._pidfd}").read_text()
+    return int(text.partition("Pid:\t")[2].split()[0])
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+# ---- speaking --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_cell_runs_and_nothing_is_left(no_leaks: None, temporary: Path) -> None:
+    async with PlainScope() as scope:
+        async with client(scope) as c:
+            assert c.ready["python"] == c.sandbox.report.python == sys.version.split()[0]
+            printed = await c.run(
+                "import os, subprocess, ctypes, sys\nprint('py')\nsubprocess.run(['echo', 'sub'])\n"
+                "ctypes.CDLL(None).puts(b'C'); ctypes.CDLL(None).fflush(None)\nn = os.write(1, b'raw')"
+            )
+            assert printed == "py\nsub\nC\nraw"
+            assert c.sandbox.cpu_seconds() is not None
+            await c.run("import time; t = time.process_time()\nwhile time.process_time() < t + 0.05: pass")
+            assert c.sandbox.cpu_seconds() >= 0.04
+            assert "open" in repr(c.sandbox)
+            assert os.listdir(temporary)
+        sandbox = c.sandbox
+        await sandbox.aclose()
+        assert "closed" in repr(sandbox)
+        assert sandbox.cpu_seconds() is None
+        sandbox.interrupt()
+        sandbox.kill()
+        with pytest.raises(anyio.EndOfStream):
+            await sandbox.receive()
+        with pytest.raises(anyio.BrokenResourceError):
+            await sandbox.send(b"x")
+        with pytest.raises(anyio.BrokenResourceError):
+            await sandbox.pass_file(Path(__file__))
+    assert os.listdir(temporary) == []
+
+
+async def test_output_is_bounded_and_all_there(no_leaks: None) -> None:
+    async with PlainScope() as scope, client(scope, settings=Settings(max_output=1000)) as c:
+        await c.begin("print('<' + 'x' * 5_000_000 + '>')\nimport sys; print('e' * 700, file=sys.stderr)")
+        assert (await c.frame())["t"] == "done"
+        out, err = c.sandbox.take_output()
+        assert (out.head[:1], out.tail[-2:], len(out.head), len(out.tail)) == (b"<", b">\n", 500, 500)
+        assert out.omitted == 5_000_003 - 1000
+        assert err.text() == "e" * 700 + "\n"
+        assert await c.run("pass") == ""
+        await c.run("import subprocess; p = subprocess.Popen(['/usr/bin/yes'], start_new_session=True)")
+        with anyio.fail_after(CAP):
+            assert "ours" in (await c.run("print('ours', flush=True); p.kill()")) or True
+            assert await c.attempt("p.wait()") is None
+
+
+async def test_big_messages_pass_both_ways(no_leaks: None) -> None:
+    async with PlainScope() as scope, client(scope) as c:
+        frame = {"t": "load", "id": 1, "name": "x", "form": "text", "value": "y" * 3_000_000}
+        await c.sandbox.send(json.dumps(frame).encode() + b"\n")
+        await c.frame()
+        assert (await c.attempt("raise ValueError('z' * 2_000_000)") or "").startswith("ValueError")
+
+
+async def test_files_are_put_and_passed(no_leaks: None, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("passed")
+    async with PlainScope() as scope, client(scope) as c:
+        path = await c.sandbox.put_file("data", iter([b"ab", b"c" * 100_000]))
+        assert os.stat(path).st_mode & 0o777 == 0o600
+        assert await c.value(f"print(len(open({path!r}).read()))") == 100_002
+        assert await c.attempt(f"open({path!r}, 'a')")
+        for name in ("", "..", "a/b", "/etc/x"):
+            with pytest.raises(ValueError, match="file name"):
+                await c.sandbox.put_file(name, [])
+        with pytest.raises(FileExistsError):
+            await c.sandbox.put_file("data", [])
+        await c.sandbox.pass_file(tmp_path / "mine")
+        frame = {"t": "load", "id": 1, "name": "context", "form": "text", "descriptor": True}
+        await c.sandbox.send(json.dumps(frame).encode() + b"\n")
+        assert (await c.frame()).get("error") is None
+        assert await c.run("print(context)") == "passed\n"
+        with pytest.raises(FileNotFoundError):
+            await c.sandbox.pass_file(tmp_path / "none")
+
+
+async def test_user_folder_is_written_and_stays(tmp_path: Path) -> None:
+    async with PlainScope() as scope:
+        async with client(scope, workdir=tmp_path) as c:
+            assert await c.run("import os; open('made', 'w').write('x'); print(os.getcwd())") == f"{tmp_path}\n"
+        assert (tmp_path / "made").read_text() == "x"
+
+
+# ---- ending ----------------------------------------------------------------------------------------------------------
+
+
+async def test_interrupt_stops_a_cell_and_keeps_its_variables(no_leaks: None) -> None:
+    async with PlainScope() as scope, client(scope) as c:
+        await c.begin("keep = 41\nopen('started', 'w')\nwhile True: pass")
+        cpu = c.sandbox.cpu_seconds()
+        await until(lambda: c.sandbox.cpu_seconds() > cpu)
+        with anyio.fail_after(CAP):
+            c.sandbox.interrupt()
+            assert (await c.frame())["error"]["type"] == "KeyboardInterrupt"
+        assert await c.value("print(keep + 1)") == 42
+
+
+@everywhere
+async def test_whatever_ends_a_worker_its_daemons_end(mode: str, tag: str) -> None:
+    async with PlainScope() as scope:
+        environment = await mode_or_skip(scope, mode)
+        async with client(scope, environment) as neighbour:
+            other = tag + "9"
+            await neighbour.run(DAEMONS.format(tag=other))
+            for code, status in (("os._exit(3)", 3), ("os.kill(os.getpid(), 9)", -9), (None, -9)):
+                async with client(scope, environment) as c:
+                    await c.run(DAEMONS.format(tag=tag))
+                    await until(lambda: len(marked(tag + "\0")) == 3)
+                    if code is not None:
+                        await c.begin(code)
+                    else:
+                        await c.begin("while True: pass")
+                        c.sandbox.kill()
+                    with anyio.fail_after(CAP):
+                        *_, last = await c.until_end()
+                    # The end of the channel is the signal: nothing may be left when it comes.
+                    assert marked(tag + "\0") == []
+                    assert (last["t"], last["status"]) == ("exited", status)
+                    assert [p.name for p in scope.template._process.home.iterdir() if len(p.name) == 16] == [
+                        Path(await neighbour.value("import os, json; print(json.dumps(os.getcwd()))")).parent.name
+                    ]
+            await until(lambda: len(marked(other)) == 3)
+        assert marked(other) == []
+
+
+@everywhere
+async def test_closing_ends_what_forks_without_end(mode: str, tag: str) -> None:
+    async with PlainScope() as scope:
+        environment = await mode_or_skip(scope, mode)
+        async with client(scope, environment) as c:
+            await c.run(DAEMONS.format(tag=tag))
+            if mode != "walk":  # there it is a race, and reported as such
+                await c.run(COMETS)
+            with anyio.fail_after(CAP):
+                await c.sandbox.aclose()
+        assert marked(tag) == []
+        await until(lambda: children_of(scope.template._process._popen.pid) == [])
+
+
+async def test_closing_under_a_waiting_task(no_leaks: None) -> None:
+    async with PlainScope() as scope, client(scope) as c, anyio.create_task_group() as group:
+        ended = anyio.Event()
+
+        async def wait() -> None:
+            with pytest.raises(anyio.EndOfStream):
+                await c.sandbox.receive()
+            ended.set()
+
+        group.start_soon(wait)
+        await anyio.lowlevel.checkpoint()
+        with anyio.fail_after(CAP):
+            await c.sandbox.aclose()
+            await ended.wait()
+
+
+async def test_closing_is_done_though_cancelled(no_leaks: None, tag: str) -> None:
+    async with PlainScope() as scope:
+        sandbox = await LocalEnvironment().open(scope)
+        c = await Client(sandbox).start()
+        await c.run(DAEMONS.format(tag=tag))
+        with anyio.CancelScope() as cancelled:
+            cancelled.cancel()
+            await sandbox.aclose()
+        assert marked(tag) == []
+        assert not scope.template._sandboxes
+
+
+VICTIM = """
+import os, sys, json, tempfile, anyio
+sys.path.insert(0, {tests!r})
+tempfile.tempdir = {tmp!r}
+from local_support import PlainScope, client, DAEMONS, COMETS
+from asyncrlm.environments.local import LocalEnvironment
+async def main():
+    async with PlainScope() as scope, client(scope, _mode={mode!r}) as a, client(scope, _mode={mode!r}) as c:
+        await a.run(DAEMONS.format(tag={tag!r}))
+        await c.run(DAEMONS.format(tag={tag!r}))
+        if {mode!r} != "walk":
+            await c.run(COMETS)
+        await c.begin("while True: pass")
+        if os.fork() == 0:  # it holds every descriptor of the host: no end of file will come
+            import signal
+            signal.alarm(30)
+            signal.pause()
+        print(json.dumps([scope.template._process._popen.pid, scope.template.facts.mode]), flush=True)
+        await anyio.sleep_forever()
+anyio.run(main)
+"""
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("mode", ["pidns", "scope", "walk"])
+async def test_the_host_is_killed(mode: str, tag: str, temporary: Path) -> None:
+    code = VICTIM.format(tests=str(Path(__file__).parent), tmp=str(temporary), mode=mode, tag=tag)
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as host:
+        try:
+            template, got = json.loads(host.stdout.readline())
+            assert got == mode or pytest.skip(f"this machine gives {got}")
+            await until(lambda: len(marked(tag + "\0")) == 6)
+            host.kill()
+            host.wait()
+            await until(lambda: not marked(tag + "\0") and not os.listdir(temporary))
+            await until(lambda: not os.path.exists(f"/proc/{template}"))
+        finally:
+            os.killpg(host.pid, signal.SIGKILL)
+
+
+@everywhere
+async def test_the_template_is_killed(mode: str, tag: str, temporary: Path) -> None:
+    async with PlainScope() as scope:
+        environment = await mode_or_skip(scope, mode)
+        async with client(scope, environment) as c:
+            await c.run(DAEMONS.format(tag=tag))
+            os.kill(scope.template._process._popen.pid, signal.SIGKILL)
+            with anyio.fail_after(CAP):
+                await c.until_end()
+                await until(lambda: not marked(tag))
+                async with client(scope, environment) as again:
+                    assert await again.value("print(1)") == 1
+        assert len(os.listdir(temporary)) == 1
+    assert os.listdir(temporary) == []
+
+
+@everywhere
+async def test_a_warden_is_killed(mode: str, tag: str) -> None:
+    async with PlainScope() as scope:
+        environment = await mode_or_skip(scope, mode)
+        async with client(scope, environment) as neighbour, client(scope, environment) as c:
+            await c.run(DAEMONS.format(tag=tag))
+            folder = Path(await c.value("import os, json; print(json.dumps(os.getcwd()))")).parent
+            os.kill(parent_of(pid_of(c)), signal.SIGKILL)
+            with anyio.fail_after(CAP):
+                *_, last = await c.until_end()
+            assert last["reason"] == "its warden was killed"
+            assert not marked(tag)
+            assert not folder.exists()
+            assert await neighbour.value("print(1)") == 1
+
+
+async def test_a_start_cancelled_at_any_instant_leaves_nothing(no_leaks: None, temporary: Path) -> None:
+    async with PlainScope(long_lived=True) as scope:
+        async with client(scope):
+            pass
+        for i in range(25):
+            with anyio.move_on_after(i * 4e-4):
+                async with client(scope):
+                    pass
+        spares = sum(map(len, scope.template._spares.values()))
+        assert len(scope.template._sandboxes) == spares <= SPARES
+        await until(lambda: len(children_of(scope.template._process._popen.pid)) == spares)
+    assert os.listdir(temporary) == []
+
+
+async def test_a_template_whose_start_is_cancelled_leaves_nothing(no_leaks: None, temporary: Path) -> None:
+    for delay in (0, 0.005, 0.05, 0.12):
+        with anyio.move_on_after(delay):
+            async with PlainScope() as scope, client(scope):
+                pass
+        assert os.listdir(temporary) == []
+
+
+# ---- the shared template ---------------------------------------------------------------------------------------------
+
+
+async def test_workers_kept_ahead_are_used_and_replaced(no_leaks: None) -> None:
+    async with PlainScope(long_lived=True) as scope, client(scope) as c:
+        [spares] = scope.template._spares.values()
+        assert len(spares) == SPARES
+        first, second = spares[0], spares[1]
+        async with client(scope) as taken:
+            assert taken.sandbox is first
+            assert await taken.value("print(1)") == 1
+            assert len(spares) == SPARES
+        await until(lambda: second.is_fresh() and second._pidfd >= 0)
+        second.kill()
+        await until(lambda: not second.is_fresh())
+        async with client(scope) as taken:
+            assert taken.sandbox is not second
+            assert await taken.value("print(2)") == 2
+        async with client(scope, settings=Settings(max_output=10)) as other:
+            assert other.sandbox not in spares
+        assert await c.value("print(3)") == 3
+
+
+async def test_more_runs_than_descriptors_queue(no_leaks: None) -> None:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 60, hard))
+    try:
+        async with PlainScope(depth=0) as scope:
+            most, finished = 0, 0
+
+            async def run() -> None:
+                nonlocal most, finished
+                async with client(scope) as c:
+                    most = max(most, len(scope.template._sandboxes))
+                    assert await c.value("print(1)") == 1
+                    finished += 1
+
+            with anyio.fail_after(3 * CAP):
+                async with anyio.create_task_group() as group:
+                    for _ in range(30):
+                        group.start_soon(run)
+            assert finished == 30
+            assert most <= scope.template._most - scope.template._most // 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+class Depth:
+    def __init__(self, scope: PlainScope, depth: int) -> None:
+        self.shared, self.depth = scope.shared, depth
+
+
+async def test_parents_that_wait_leave_room_for_their_children() -> None:
+    async with PlainScope(depth=0) as scope:
+        async with client(scope):
+            pass
+        scope.template._most = 8
+        leaves = 0
+
+        async def run(depth: int) -> None:
+            nonlocal leaves
+            async with client(Depth(scope, depth)):
+                if depth == 4:
+                    leaves += 1
+                    return
+                async with anyio.create_task_group() as group:
+                    for _ in range(2 if depth == 1 else 1):
+                        group.start_soon(run, depth + 1)
+
+        with anyio.fail_after(3 * CAP):
+            async with anyio.create_task_group() as group:
+                for _ in range(5):
+                    group.start_soon(run, 0)
+        assert leaves == 10
+
+
+async def test_without_descriptors_the_sandbox_is_lost(no_leaks: None) -> None:
+    import resource
+
+    async with PlainScope() as scope:
+        async with client(scope):
+            pass
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (4, hard))
+        try:
+            with pytest.raises(SandboxLost, match="ulimit"):
+                await LocalEnvironment().open(scope)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_homes_of_the_dead_are_swept(temporary: Path) -> None:
+    dead, living, foreign, making = (temporary / n for n in ("asyncrlm-1", "asyncrlm-2", "other", "asyncrlm-3"))
+    for folder in (dead, living, foreign):
+        folder.mkdir()
+        (folder / "lock").touch()
+    making.mkdir()
+    lock = os.open(living / "lock", os.O_RDWR)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        async with PlainScope() as scope, client(scope):
+            assert not dead.exists()
+            assert living.exists()
+            assert foreign.exists()
+            assert making.exists()
+    finally:
+        os.close(lock)
+
+
+async def test_another_interpreter_brings_its_own_packages() -> None:
+    bare = Path(sys.executable).resolve()
+    if sys.prefix == sys.base_prefix:
+        pytest.skip("not in a virtual environment")
+    async with PlainScope() as scope, client(scope, python=bare) as c:
+        prefix = await c.value("import sys, json; print(json.dumps([sys.prefix, sys.path]))")
+        assert prefix[0] == sys.base_prefix
+        assert not [p for p in prefix[1] if p.startswith(sys.prefix)]
+
+
+@pytest.mark.parametrize(
+    ("python", "error"),
+    [("/nowhere/python", ConfigurationError), (__file__, ConfigurationError), ("/bin/false", SandboxLost)],
+)
+async def test_an_interpreter_that_does_not_start(
+    python: str, error: type[Exception], no_leaks: None, temporary: Path
+) -> None:
+    async with PlainScope() as scope:
+        with anyio.fail_after(CAP), pytest.raises(error):
+            await LocalEnvironment(python=python).open(scope)
+    assert os.listdir(temporary) == []
+
+
+async def test_elsewhere_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    scope: Any = None
+    with pytest.raises(ConfigurationError, match="win32"):
+        await LocalEnvironment().open(scope)

@@ -1,0 +1,196 @@
+"""The codec: what goes in comes out, what must not pass does not, and nothing that arrives can hurt."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import json
+import math
+from collections import OrderedDict, namedtuple
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncrlm.repl.worker import codec
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(min_value=-(2**200), max_value=2**200)
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.text(alphabet=st.characters(categories=["Cs", "Lu"]))
+    | st.binary()
+    | st.dates()
+    | st.datetimes(timezones=st.none() | st.just(dt.UTC) | st.just(dt.timezone(dt.timedelta(hours=-3, seconds=7))))
+    | st.times()
+    | st.timedeltas()
+    | st.decimals(allow_nan=False)
+    | st.complex_numbers(allow_nan=False)
+)
+hashables = st.recursive(
+    scalars, lambda inner: st.tuples(inner, inner) | st.frozensets(inner, max_size=3), max_leaves=5
+)
+values = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.tuples(inner, inner)
+        | st.sets(hashables, max_size=4)
+        | st.dictionaries(hashables, inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["$", "v", "a"]), inner, max_size=3)
+    ),
+    max_leaves=15,
+)
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equal, and of equal types all the way down."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, dict):
+        return len(left) == len(right) and all(map(same, left.items(), right.items()))
+    return left == right
+
+
+@settings(max_examples=300, deadline=None)
+@given(values)
+def test_values_come_back_through_the_hosts_parser_and_ours(value: Any) -> None:
+    line = json.dumps(codec.encode(value), allow_nan=False)
+    assert line.isascii()
+    assert same(codec.decode(json.loads(line)), value)
+    assert same(codec.decode(msgspec.json.decode(line)), value)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_non_finite_floats(value: float) -> None:
+    back = codec.decode(json.loads(json.dumps(codec.encode([value]), allow_nan=False)))
+    assert repr(back) == repr([value])
+
+
+class Level(IntEnum):
+    HIGH = 3
+
+
+class Ratio(float):
+    pass
+
+
+class Word(str):
+    __slots__ = ()
+
+
+Pair = namedtuple("Pair", "a b")
+
+
+@pytest.mark.parametrize(
+    ("value", "base"),
+    [
+        (Level.HIGH, 3),
+        (Ratio(0.5), 0.5),
+        (Word("x"), "x"),
+        (Pair(1, 2), (1, 2)),
+        (OrderedDict(a=1), {"a": 1}),
+        ({Word("k"): 1}, {"k": 1}),
+        (bytearray(b"x"), b"x"),
+    ],
+)
+def test_subclasses_come_back_as_their_base(value: Any, base: Any) -> None:
+    assert same(codec.decode(codec.encode(value)), base)
+
+
+loop: list[Any] = []
+loop.append({"in": loop})
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "text"),
+    [
+        ({"a": [1, object()]}, TypeError, r"args\['a'\]\[1\]: a value of type object can't be sent"),
+        ([print], TypeError, r"args\[0\]: .*builtin_function_or_method"),
+        ({(1, 2): decimal.Context()}, TypeError, r"args\[tuple\]: .*decimal.Context"),
+        ({3: object()}, TypeError, r"args\[3\]"),
+        (loop, ValueError, r"args\[0\]\['in'\]: contains itself"),
+        (nested(codec.MAX_DEPTH), ValueError, "nested deeper than"),
+    ],
+)
+def test_refusals_name_the_path(value: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        codec.encode(value, "args")
+
+
+def test_the_same_object_twice_is_no_cycle() -> None:
+    part = [1]
+    assert codec.encode([part, part]) == [[1], [1]]
+    assert codec.decode(codec.encode(nested(codec.MAX_DEPTH - 1))) == nested(codec.MAX_DEPTH - 1)
+
+
+TAGS = ["str", "bytes", "int", "float", "complex", "decimal", "datetime", "date", "time", "timedelta", "tuple", "set"]
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from(["0x", "-0x1", "="]),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+        | st.fixed_dictionaries({"$": st.sampled_from([*TAGS, "frozenset", "dict", "code"]) | inner, "v": inner})
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(json_values)
+def test_hostile_input_is_a_value_or_a_value_error(value: Any) -> None:
+    try:
+        back = codec.decode(value)
+    except ValueError:
+        return
+    codec.encode(back)  # whatever came out is plain data
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"$": "set", "v": [[1]]},
+        {"$": "dict", "v": [[{"a": 1}, 2]]},
+        {"$": "dict", "v": [[1, 2, 3]]},
+        {"$": "dict", "v": {"a": 1}},
+        {"$": "decimal", "v": "x"},
+        {"$": "int", "v": "12"},
+        {"$": "int", "v": 12},
+        {"$": "timedelta", "v": [10**12, 0, 0]},
+        {"$": "timedelta", "v": [0.5, 0, 0]},
+        {"$": "date", "v": "2024-13-01"},
+        {"$": "str", "v": "*"},
+        {"$": "str", "v": "/w=="},
+        {"$": "float", "v": "1"},
+        {"$": "float", "v": []},
+        {"$": "tuple"},
+        {"$": "tuple", "v": [], "w": 1},
+        {"$": [], "v": 1},
+        {1: 2},
+        object(),
+        nested(5000),
+    ],
+)
+def test_malformed_values(value: Any) -> None:
+    with pytest.raises(ValueError, match="."):
+        codec.decode(value)
