@@ -68,8 +68,18 @@ def status_bytes(pid: int | str, name: str) -> int:
     return 0
 
 
-def tree_rss(pid: int) -> int:
-    return sum(status_bytes(one, "VmRSS") for one in [pid, *descendants(pid)])
+def held(pid: int) -> int:
+    """Bytes of memory that are there because of this process: not shared with another (a worker is a fork), and no
+    page cache of a file it maps. Its resident set where the kernel does not tell them apart."""
+    try:
+        lines = (PROC / str(pid) / "smaps_rollup").read_text().splitlines()
+    except OSError:
+        return status_bytes(pid, "VmRSS")
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
+
+
+def tree_held(pid: int) -> int:
+    return sum(held(one) for one in [pid, *descendants(pid)])
 
 
 def reset_peak_rss() -> None:
@@ -85,7 +95,7 @@ class Memory:
 
     def __init__(self) -> None:
         reset_peak_rss()
-        self.tree = tree_rss(os.getpid())
+        self.tree = tree_held(os.getpid())
         self.own = status_bytes("self", "VmRSS")
         self.start = time.monotonic()
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import table
-from measure import descendants, status_bytes
+from measure import descendants, held
 from rows import ROWS, Row
 from table import Results
 
@@ -135,7 +135,7 @@ class Watch:
         start = time.monotonic()
         if start - self._listed > 0.1:
             self._tree, self._listed = [self.pid, *descendants(self.pid)], start
-        self.samples.append((start, sum(status_bytes(pid, "VmRSS") for pid in self._tree)))
+        self.samples.append((start, sum(held(pid) for pid in self._tree)))
         return max(0.02, 20 * (time.monotonic() - start))
 
     def figures(self, found: Figures) -> Figures:
