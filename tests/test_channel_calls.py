@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
 from repl_fakes import FakeSandbox, FunctionServices, Worker, fake_session
 
-from asyncrlm.errors import BudgetExceededError, LMError, SandboxLost
+from asyncrlm.errors import BudgetExceededError, LMError, LMErrorKind, SandboxLost
 from asyncrlm.repl import broker as broker_module
 from asyncrlm.repl.channel import Channel
 from asyncrlm.repl.link import Link
@@ -101,10 +101,17 @@ async def test_errors_of_services_become_replies(kind: str, error: Exception, re
 
 
 async def test_third_permanent_failure_of_a_kind_raises_in_the_cell() -> None:
-    kinds = ["authentication", "permission", "authentication", "server", "server", "server", "authentication"]
-    errors = [LMError(kind, kind=kind) for kind in kinds]  # type: ignore[arg-type]
-    replies, outcome = await replies_to([{"kind": "llm", "prompt": ""} for _ in kinds], services=raising(*errors))
-    assert [replies[number].get("raises", False) for number in range(7)] == [False] * 6 + [True]
+    kinds: list[LMErrorKind] = [
+        "authentication", "permission", "authentication", "server", "server", "server", "authentication"
+    ]  # fmt: skip
+
+    async def answer(call: SubCall) -> str:
+        raise LMError("no", kind=cast("LMErrorKind", call.prompt))
+
+    calls = [{"kind": "llm", "prompt": kind} for kind in kinds]
+    replies, outcome = await replies_to(calls, services=FunctionServices(answer))
+    assert [reply["kind"] for reply in replies.values() if reply.get("raises")] == ["authentication"]
+    assert [reply for reply in replies.values() if reply["kind"] == "authentication"][-1]["raises"]
     assert outcome.failures == {"authentication": 3, "permission": 1, "server": 3}
 
 

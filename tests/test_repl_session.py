@@ -198,6 +198,30 @@ async def test_a_dead_worker_is_told_and_replaced_with_its_contexts(raw: bytes, 
             group.cancel_scope.cancel()
 
 
+async def test_what_a_dying_worker_had_sent_counts_though_it_takes_nothing_any_more() -> None:
+    async def script(worker: Worker) -> None:
+        await worker.hello()
+        await worker.cell()
+        worker.sandbox.inward.close()
+        worker.sandbox.outward.put(
+            b'{"t":"call","id":0,"kind":"llm","prompt":"x"}\n'
+            + b"\n" * 1000
+            + b'{"t":"answer","content":"counts"}\n{"t":"exited","status":-11}\n'
+        )
+        await worker.sandbox.killed.wait()
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            session, _ = fake_session(group, script, chunk=16)
+            async with session:
+                outcome = await session.execute("")
+            group.cancel_scope.cancel()
+    assert outcome.answer is not None
+    assert outcome.answer.content == "counts"
+    assert outcome.lost is not None
+    assert "SIGSEGV" in outcome.lost
+
+
 async def test_a_worker_that_died_between_two_cells_is_told_with_the_next() -> None:
     async def script(worker: Worker) -> None:
         await worker.hello()

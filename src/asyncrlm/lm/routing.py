@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from asyncrlm.errors import ConfigurationError, LMError
-
+from ..errors import ConfigurationError, LMError
 from .clients import Backend, ClientSpec, client_spec
 
 
