@@ -74,7 +74,10 @@ def ask(
     async def complete() -> RLMChatCompletion:
         return await rlm.acompletion(prompt, question)
 
-    completion = anyio.run(complete)
+    _show(anyio.run(complete), name, as_json=as_json)
+
+
+def _show(completion: RLMChatCompletion, name: str, *, as_json: bool) -> None:
     if completion.stop_reason in {"max_iterations", "limit"}:
         say(f"asyncrlm: stopped by {completion.stop_reason}; the answer is from what there was by then")
     if as_json:

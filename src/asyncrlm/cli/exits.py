@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import msgspec
 
-from ..errors import CancellationError, ConfigurationError, RLMError, TimeoutExceededError
+from ..errors import ConfigurationError, RLMError, TimeoutExceededError
 from ..observe.text import plain, printable
 
 if TYPE_CHECKING:
@@ -34,8 +34,6 @@ def exits(*, as_json: bool = False) -> Generator[None]:
         yield
     except ConfigurationError as error:
         fail(str(error), USAGE)
-    except CancellationError:
-        fail("interrupted", INTERRUPTED)
     except RLMError as error:
         if as_json:
             write_json(_failure(error))
