@@ -58,7 +58,7 @@ class Trajectory:
 
     `metadata()` is `{"run_metadata": {...}, "iterations": [...]}` as the reference shapes it: an iteration has
     `prompt` (only the messages that were new in that turn), `response`, `code_blocks`, `final_answer` and
-    `iteration_time`; a code block's `result` has `stdout`, `stderr`, `locals` (name → type), `execution_time` and
+    `iteration_time`; a code block's `result` has `stdout`, `stderr`, `locals` (name → short text), `execution_time` and
     `rlm_calls`; the record of a child run carries the child's own trajectory as its `metadata`. All of it is strict
     JSON data, without NaN.
     """
