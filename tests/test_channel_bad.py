@@ -33,6 +33,9 @@ BAD_IN_A_CELL = {
     "no UTF-8": b'{"t":"call","id":1,"kind":"\xff"}\n{"t":"done","cell":1}\n',
     "ready again": b'{"t":"ready","version":1,"python":""}\n',
     "done of another cell": b'{"t":"done","cell":2}\n',
+    "too many variables": b'{"t":"done","cell":1,"variables":{'
+    + b",".join(b'"v%d":""' % number for number in range(300))
+    + b"}}\n",
     "loaded": b'{"t":"loaded","id":1}\n',
     "an id twice": b'{"t":"call","id":1,"kind":"llm","prompt":"hang"}\n' * 2,
     "cancel of a call never made": b'{"t":"cancel","id":3}\n',

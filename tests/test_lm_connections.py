@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import resource
+import shutil
+import ssl
 import subprocess
 import sys
 from contextlib import AsyncExitStack
@@ -14,6 +17,8 @@ import anyio
 import httpx2
 import openai
 import pytest
+from anyio.streams.tls import TLSStream
+from lm_serving import KEY, ask, serving, spec_for
 
 from asyncrlm.errors import ConfigurationError, LMError
 from asyncrlm.ledger import Ledger, Need
@@ -25,10 +30,6 @@ from asyncrlm.testing import FakeOpenAIServer, FakeReply
 
 if TYPE_CHECKING:
     from asyncrlm.lm.base import LMClient, LMReply
-
-    pass
-
-from lm_serving import KEY, ask, serving, spec_for
 
 pytestmark = pytest.mark.anyio
 
@@ -119,6 +120,39 @@ def test_one_spec_serves_any_number_of_event_loops(no_leaks: None, anyio_backend
 
         for _ in range(3):
             assert anyio.run(main, backend=anyio_backend) == ["ok"] * 12
+
+
+@pytest.fixture(scope="module")
+def unknown_certificate(tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
+    """The TLS context of a server whose certificate nobody has signed but itself."""
+    folder = tmp_path_factory.mktemp("tls")
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=127.0.0.1"
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificate")
+    subprocess.run([*command.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    return context
+
+
+async def test_a_certificate_that_does_not_verify_is_not_tried_again(unknown_certificate: ssl.SSLContext) -> None:
+    async def handshake(stream: anyio.abc.ByteStream) -> None:
+        async with stream:
+            with contextlib.suppress(anyio.BrokenResourceError, anyio.EndOfStream, ssl.SSLError):
+                async with await TLSStream.wrap(stream, server_side=True, ssl_context=unknown_certificate) as secure:
+                    await secure.receive()
+
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
+        port = listener.extra(anyio.abc.SocketAttribute.local_port)
+        spec = client_spec("vllm", {"base_url": f"https://127.0.0.1:{port}/v1", "model_name": "m"})
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(listener.serve, handshake)
+            async with spec.open() as client:
+                with anyio.fail_after(10), pytest.raises(LMError, match="no connection") as caught:
+                    await client.acomplete(ask())
+            tasks.cancel_scope.cancel()
+    assert (caught.value.kind, caught.value.retryable, caught.value.charged) == ("connection", False, False)
 
 
 def test_connections_keep_to_the_open_files_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,17 +198,17 @@ def named(*names: str) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("names", "roots", "subs"),
+    ("names", "subs"),
     [
-        (["r"], ["r", "r", "r"], ["r", "r", "r"]),
-        (["r", "a"], ["r", "a", "a"], ["a", "a", "a"]),
-        (["r", "a", "b"], ["r", "a", "b"], ["a", "b", "b"]),
+        (["r"], ["r", "r", "r"]),
+        (["r", "a"], ["a", "a", "a"]),
+        (["r", "a", "b"], ["a", "b", "b"]),
     ],
 )
-def test_models_by_depth(names: list[str], roots: list[str], subs: list[str]) -> None:
+def test_models_by_depth(names: list[str], subs: list[str]) -> None:
     root, *others = named(*names)
     router = Router(root, others)
-    assert [router.root(depth).model for depth in range(3)] == roots
+    assert router.root() is root
     assert [router.sub(depth).model for depth in (1, 2, 3)] == subs
     assert router.sub(0) is router.sub(1)
     assert router.names == tuple(names)
@@ -221,10 +221,13 @@ def test_models_by_name_and_unknown_ones() -> None:
     assert router.sub(1, "small/er") is others[1]
     assert router.sub(2, "ScriptedLM/small") is others[0]
     assert router.sub(1, "big") is others[2]
-    assert router.root(1, "big") is others[2]
+    assert router.root("big") is root
+    assert router.root("small") is others[0]
     assert router.names == ("big", "small", "small/er")
     assert repr(router) == "<Router big, small, small/er>"
     for unknown in ("tiny", "", "Small", "smal"):
+        with pytest.raises(LMError, match="known: big, small, small/er"):
+            router.root(unknown)
         with pytest.raises(LMError, match="known: big, small, small/er") as caught:
             router.sub(1, unknown)
         assert (caught.value.kind, caught.value.retryable) == ("unknown_model", False)

@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-import textwrap
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.to_thread
 import psutil
 import pytest
 
@@ -20,16 +21,25 @@ from .cases.models import QUESTION, ScriptedRoot, SubModel, cell, submit
 from .cases.runs import nothing_left, processes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from asyncrlm.observe.jsonl import TreeLog
-
     from asyncrlm.events import Event
+    from asyncrlm.observe.jsonl import TreeLog
 
 pytestmark = pytest.mark.anyio
 
 one = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 both = pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where logs and temporary files go in this test."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return tmp_path
+
 
 DAEMONS = """
 import os, subprocess, sys, time
@@ -51,38 +61,66 @@ print('started')
 STARTED = 5
 
 
-@pytest.mark.parametrize(
-    "then", ["while True: pass", "import time\ntime.sleep(600)", "llm_query('hang')"], ids=["loop", "sleep", "call"]
-)
-def test_a_killed_host_leaves_nothing(then: str, tmp_path: Path) -> None:
-    program = textwrap.dedent(
-        """
-        import sys, anyio
-        from asyncrlm import AsyncRLM
-        async def root(messages):
-            return "```repl\\n" + sys.argv[1] + "\\n```"
-        async def sub(messages):
-            if messages[-1]["content"] == "up":
-                print("up", flush=True)
-                return "ok"
-            await anyio.sleep(600)
-        async def main():
-            await AsyncRLM(backend=root, other_backends=[sub]).acompletion("c" * 3_000_000)
-        anyio.run(main)
-        """
-    )
-    code = f"{DAEMONS}\nllm_query('up')\n{then}"
-    env = dict(os.environ, TMPDIR=str(tmp_path))
-    with subprocess.Popen([sys.executable, "-c", program, code], env=env, stdout=subprocess.PIPE, text=True) as host:
-        assert host.stdout is not None
-        assert host.stdout.readline() == "up\n"
-        descendants = psutil.Process(host.pid).children(recursive=True)
+HOST = """
+import sys, anyio
+from asyncrlm import AsyncRLM
+async def root(messages):
+    return "```repl\\n" + sys.argv[1] + "\\n```"
+async def sub(messages):
+    if messages[-1]["content"] == "up":
+        print("up", flush=True)
+        return "ok"
+    await anyio.sleep(600)
+async def main():
+    await AsyncRLM(root, other_backends=[sub]).acompletion("c" * 3_000_000)
+anyio.run(main)
+"""
+
+
+@contextmanager
+def host(then: str, folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
+    """A host in the middle of a cell that has left daemons and now does `then`, and all that descends from it."""
+    command = [sys.executable, "-c", HOST, f"{DAEMONS}\nllm_query('up')\n{then}"]
+    env = dict(os.environ, TMPDIR=str(folder))
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        descendants = psutil.Process(process.pid).children(recursive=True)
         assert len(descendants) >= STARTED + 2  # and at least a template and a worker
-        host.send_signal(signal.SIGKILL)
-        host.wait(10)
-        _gone, alive = psutil.wait_procs(descendants, timeout=10)
+        yield process, descendants
+        process.communicate(timeout=10)
+    _gone, alive = psutil.wait_procs(descendants, timeout=10)
     assert alive == []
-    assert [path.name for path in tmp_path.rglob("*")] == []
+
+
+ENDLESS = {"loop": "while True: pass", "sleep": "import time\ntime.sleep(600)", "call": "llm_query('hang')"}
+
+
+@pytest.mark.parametrize("then", ENDLESS)
+@pytest.mark.parametrize("ends", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda s: s.name)
+def test_a_host_that_ends_leaves_nothing(then: str, ends: signal.Signals, folder: Path) -> None:
+    with host(ENDLESS[then], folder) as (process, _descendants):
+        process.send_signal(ends)
+    assert [path.name for path in folder.rglob("*")] == []
+
+
+def test_a_host_killed_together_with_its_template_leaves_no_process(folder: Path) -> None:
+    with host(ENDLESS["loop"], folder) as (process, _descendants):
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children()]
+        for member in family:
+            member.suspend()  # so that none of them sees another one die
+        for member in family:
+            member.kill()
+
+
+@both
+async def test_what_such_a_death_left_on_disk_is_swept_at_the_next_start(folder: Path) -> None:
+    await anyio.to_thread.run_sync(test_a_host_killed_together_with_its_template_leaves_no_process, folder)
+    with anyio.fail_after(10):
+        async with Repl(environment="local") as repl:
+            await repl.execute("print('up')")
+    assert [path.name for path in folder.rglob("*")] == []
 
 
 @both
@@ -189,14 +227,6 @@ async def _sweep(folder: Path, step: int) -> None:
     assert not [path for path in folder.iterdir() if path.suffix != ".jsonl"]
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where logs and temporary files go in this test."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    return tmp_path
-
-
 @both
 @pytest.mark.usefixtures("no_leaks")
 async def test_cancelling_at_any_event_leaves_nothing(folder: Path) -> None:
@@ -221,11 +251,13 @@ async def test_leaving_a_stream_of_events_early_leaves_nothing() -> None:
             await _nothing_goes_on(root, sub)
 
 
+SOME = [0, 1, 5, 40, 300]
+MANY = [*range(50), *(int(1.3**n) for n in range(15, 36))]
+
+
 @both
-@pytest.mark.parametrize(
-    "first", [range(0, 40, 8), pytest.param(range(400), marks=pytest.mark.soak)], ids=["some", "every"]
-)
-async def test_cancelling_at_any_step_of_the_loop_leaves_nothing(first: range) -> None:
+@pytest.mark.parametrize("first", [SOME, pytest.param(MANY, marks=pytest.mark.soak)], ids=["some", "many"])
+async def test_cancelling_at_any_step_of_the_loop_leaves_nothing(first: Sequence[int]) -> None:
     for steps in first:
         rlm, root, sub = _tree()
         with nothing_left(), anyio.fail_after(10):

@@ -43,6 +43,10 @@ async def test_a_cell_has_output_variables_and_a_traceback() -> None:
             assert "line 2" in result.error
             assert result.stderr.endswith(result.error)
             assert (await repl.execute("print(len(x))")).stdout == "10\n"
+            result = await repl.execute("raise ValueError('y' * 10_000_000)")
+            assert result.error is not None
+            assert len(result.error) < 70_000
+            assert "left out" in result.error
 
 
 async def test_all_that_is_printed_is_captured_in_order() -> None:

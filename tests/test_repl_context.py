@@ -131,11 +131,12 @@ def test_a_frame_of_pandas_is_refused_with_a_cure() -> None:
 
 def test_tool_values_may_be_pickled() -> None:
     zone = datetime.timezone(datetime.timedelta(hours=1))
-    plan = plan_load("zone", zone, pickles=True)
+    plan = plan_load("zone", zone, tool=True)
     assert plan.form == "pickle"
     assert pickle.loads(b"".join(plan.chunks())) == zone
+    assert pickle.loads(b"".join(plan_load("p", Path("/nowhere"), tool=True).chunks())) == Path("/nowhere")
     with pytest.raises(ConfigurationError, match="can neither be encoded nor pickled"):
-        plan_load("zone", lambda: 1, pickles=True)
+        plan_load("zone", lambda: 1, tool=True)
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from repl_fakes import FakeSandbox, FunctionServices, Worker, fake_session
+from repl_fakes import FunctionServices, Worker, fake_session
 
 from asyncrlm.errors import ConfigurationError, SandboxLost
 from asyncrlm.repl import session as session_module
 from asyncrlm.repl.sandbox import Printed, Settings
-from asyncrlm.repl.session import Session, SubCall
+from asyncrlm.repl.session import SubCall
 from asyncrlm.repl.tools import HostTools
 
 pytestmark = pytest.mark.anyio
@@ -198,6 +198,30 @@ async def test_a_dead_worker_is_told_and_replaced_with_its_contexts(raw: bytes, 
             group.cancel_scope.cancel()
 
 
+async def test_what_a_dying_worker_had_sent_counts_though_it_takes_nothing_any_more() -> None:
+    async def script(worker: Worker) -> None:
+        await worker.hello()
+        await worker.cell()
+        worker.sandbox.inward.close()
+        worker.sandbox.outward.put(
+            b'{"t":"call","id":0,"kind":"llm","prompt":"x"}\n'
+            + b"\n" * 1000
+            + b'{"t":"answer","content":"counts"}\n{"t":"exited","status":-11}\n'
+        )
+        await worker.sandbox.killed.wait()
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            session, _ = fake_session(group, script, chunk=16)
+            async with session:
+                outcome = await session.execute("")
+            group.cancel_scope.cancel()
+    assert outcome.answer is not None
+    assert outcome.answer.content == "counts"
+    assert outcome.lost is not None
+    assert "SIGSEGV" in outcome.lost
+
+
 async def test_a_worker_that_died_between_two_cells_is_told_with_the_next() -> None:
     async def script(worker: Worker) -> None:
         await worker.hello()
@@ -301,182 +325,3 @@ async def test_an_answer_is_what_was_ready_last(frames: list[dict[str, Any]], co
                     assert (None if answer is None else answer.content) == content
                     assert answer is None or answer.empty is (content == "")
             group.cancel_scope.cancel()
-
-
-# ---- use and cancellation --------------------------------------------------------------------------------------------
-
-
-async def test_one_at_a_time_and_only_while_open() -> None:
-    with anyio.fail_after(10):
-        async with anyio.create_task_group() as group:
-            session, _ = fake_session(group, hang)
-            with pytest.raises(RuntimeError, match="not entered"):
-                await session.execute("")
-            async with session:
-                async with anyio.create_task_group() as inner:
-                    inner.start_soon(session.execute, "")
-                    await anyio.wait_all_tasks_blocked()
-                    with pytest.raises(RuntimeError, match="`execute` while `execute`"):
-                        await session.execute("")
-                    with pytest.raises(RuntimeError, match="`load` while `execute`"):
-                        await session.load("context", "x")
-                    inner.cancel_scope.cancel()
-                for wrong in (5, "x" * 6_000_000):
-                    with pytest.raises(ConfigurationError):
-                        await session.execute(wrong)  # type: ignore[arg-type]
-                with pytest.raises(RuntimeError, match="once"):
-                    await session.__aenter__()
-            for use in (session.execute("x"), session.load("context", "x"), session.ready()):
-                with pytest.raises(RuntimeError, match="closed"):
-                    await use
-            group.cancel_scope.cancel()
-
-
-async def test_errors_in_the_body_come_out_as_they_are() -> None:
-    with anyio.fail_after(10):
-        async with anyio.create_task_group() as group:
-            session, opened = fake_session(group, echo)
-
-            async def use() -> None:
-                async with session:
-                    await session.ready()
-                    raise ZeroDivisionError
-
-            with pytest.raises(ZeroDivisionError):
-                await use()
-            assert opened[0].closed == 1
-            group.cancel_scope.cancel()
-
-
-async def test_loads_are_refused_with_a_reason() -> None:
-    async def script(worker: Worker) -> None:
-        await worker.hello()
-        frame = await worker.take()
-        await worker.send(t="loaded", id=frame["id"], error="not UTF-8")
-        cell, _ = await worker.cell()
-        await worker.done(cell, variables={load["name"]: "" for load in worker.loads})
-        frame = await worker.take()
-        assert frame["t"] == "load"
-
-    with anyio.fail_after(10):
-        async with anyio.create_task_group() as group:
-            session, _ = fake_session(group, script)
-            async with session:
-                with pytest.raises(ConfigurationError, match="history could not be loaded: not UTF-8"):
-                    await session.load("history", "x")
-                await session.load("context", "y")
-                assert (await session.execute("")).variables == {"context": ""}
-                with pytest.raises(SandboxLost, match="the worker is gone"):
-                    await session.load("context", "z")
-            group.cancel_scope.cancel()
-
-
-async def use_all(session: Session) -> None:
-    async with session:
-        await session.load("context", "x" * 300_000)
-        await session.load("context_1", [1])
-        await session.execute("one")
-        await session.execute("two")
-
-
-@pytest.mark.parametrize("step", range(0, 90, 3))
-async def test_cancelled_anywhere_it_closes(step: int) -> None:
-    running = 0
-
-    async def answer(call: SubCall) -> str:
-        nonlocal running
-        running += 1
-        try:
-            await anyio.lowlevel.checkpoint()
-        finally:
-            running -= 1
-        return "ok"
-
-    async def script(worker: Worker) -> None:
-        await worker.hello()
-        while True:
-            cell, _ = await worker.cell()
-            for number in range(2):
-                await worker.send(t="call", id=number, kind="llm", prompt="x")
-            for _ in range(2):
-                await worker.take()
-            await worker.done(cell)
-
-    finished = anyio.Event()
-
-    async def user(session: Session) -> None:
-        try:
-            await use_all(session)
-        finally:
-            finished.set()
-
-    with anyio.fail_after(10):
-        async with anyio.create_task_group() as group:
-            session, opened = fake_session(group, script, services=FunctionServices(answer))
-            async with anyio.create_task_group() as inner:
-                inner.start_soon(user, session)
-                for _ in range(step):
-                    await anyio.lowlevel.checkpoint()
-                inner.cancel_scope.cancel()
-            assert finished.is_set() or step < 3
-            assert all(sandbox.closed == 1 for sandbox in opened)
-            assert running == 0
-            group.cancel_scope.cancel()
-
-
-async def test_a_cancelled_cell_costs_the_worker_not_the_session() -> None:
-    entered = anyio.Event()
-
-    async def script(worker: Worker) -> None:
-        await worker.hello()
-        cell, code = await worker.cell()
-        if code == "long":
-            entered.set()
-            await anyio.sleep_forever()
-        await worker.done(cell)
-        await anyio.sleep_forever()
-
-    with anyio.fail_after(10):
-        async with anyio.create_task_group() as group:
-            session, opened = fake_session(group, script)
-            async with session:
-                async with anyio.create_task_group() as inner:
-                    inner.start_soon(session.execute, "long")
-                    await entered.wait()
-                    inner.cancel_scope.cancel()
-                outcome = await session.execute("short")
-                assert outcome.lost is not None
-                assert "because its cell was cancelled" in outcome.lost
-                assert len(opened) == 2
-            group.cancel_scope.cancel()
-
-
-async def test_a_driver_that_fails_is_a_lost_sandbox() -> None:
-    class Broken(FakeSandbox):
-        async def pump(self) -> None:
-            raise OSError("the pipe broke")
-
-    from repl_fakes import FakeEnvironment
-
-    from asyncrlm.repl.scope import ResourceScope
-
-    class BrokenEnvironment(FakeEnvironment, frozen=True, kw_only=True, dict=True):
-        async def open(self, scope: Any) -> FakeSandbox:
-            sandbox = Broken()
-            self.opened.append(sandbox)
-            return sandbox
-
-    class NoEnvironment(FakeEnvironment, frozen=True, kw_only=True, dict=True):
-        async def open(self, scope: Any) -> FakeSandbox:
-            raise SandboxLost("no template")
-
-    with anyio.fail_after(10):
-        async with anyio.create_task_group() as group:
-            for kind, error in ((BrokenEnvironment, "the pipe broke"), (NoEnvironment, "no template")):
-                opened: list[FakeSandbox] = []
-                environment = kind(script=hang, group=group, opened=opened)
-                async with Session(environment, ResourceScope(), FunctionServices()) as session:
-                    for _ in range(2):
-                        with pytest.raises(SandboxLost, match=error):
-                            await session.execute("")
-                assert all(sandbox.closed == 1 for sandbox in opened)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import random
 import socket
 import threading
@@ -18,6 +19,7 @@ from asyncrlm.repl.worker.calls import Calls
 from asyncrlm.repl.worker.wire import Wire, dump
 
 CAP = 10.0
+logging.getLogger("asyncio").setLevel(logging.CRITICAL + 1)  # it writes about tasks that a stop ended
 
 
 class Closed(Exception):

@@ -10,12 +10,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import asyncrlm.repl.worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 FOLDER = str(Path(asyncrlm.repl.worker.__file__).parent)
 CAP = 10.0
@@ -25,7 +27,8 @@ COVERAGE = os.environ.get("COVERAGE_PROCESS_START")
 NAME = "asyncrlm.repl.worker" if COVERAGE else "_asyncrlm_worker"
 
 BOOT = """
-import importlib.util, json, sys, types
+import faulthandler, importlib.util, json, signal, sys, types
+faulthandler.register(signal.SIGUSR1, file=open("stacks", "w"))
 fd, name, folder, in_force, measured = json.loads(sys.argv[1])
 for parent in ("asyncrlm", "asyncrlm.repl") if measured else ():
     sys.modules[parent] = types.ModuleType(parent)
@@ -78,7 +81,7 @@ class Host:
         self.socket, far = socket.socketpair()
         self.socket.settimeout(CAP)
         self.folder = tempfile.TemporaryDirectory()
-        self.outputs = [tempfile.TemporaryFile(), tempfile.TemporaryFile()]
+        self.outputs = [tempfile.TemporaryFile(), tempfile.TemporaryFile()]  # noqa: SIM115 -- closed by __exit__
         arguments = json.dumps([far.fileno(), NAME, FOLDER, in_force or {}, COVERAGE])
         self.process = subprocess.Popen(
             [python, *(() if COVERAGE else ("-I",)), "-c", BOOT, arguments],
@@ -98,7 +101,7 @@ class Host:
         self.ready = self.frame()
         self.send({"t": "init", **init})
 
-    def __enter__(self) -> Host:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -117,12 +120,22 @@ class Host:
 
     def frame(self) -> Frame:
         while b"\n" not in self.buffer:
-            data = self.socket.recv(1 << 18)
+            try:
+                data = self.socket.recv(1 << 18)
+            except TimeoutError:
+                raise TimeoutError(f"no frame for {CAP:.0f} s; the worker is at\n{self.stacks()}") from None
             if not data:
                 raise EOFError("the worker is gone")
             self.buffer += data
         line, self.buffer = self.buffer.split(b"\n", 1)
         return json.loads(line)
+
+    def stacks(self) -> str:
+        """Where each thread of a worker that hangs is."""
+        self.process.send_signal(signal.SIGUSR1)
+        file = Path(self.folder.name) / "stacks"
+        wait_for(lambda: file.exists() and "most recent call first" in file.read_text())
+        return file.read_text()
 
     def output(self, stream: int) -> str:
         file = self.outputs[stream]

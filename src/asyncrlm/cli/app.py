@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from asyncrlm._version import __version__
-
+from .._version import __version__
 from .exits import exits
 
 app = typer.Typer(

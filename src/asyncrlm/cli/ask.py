@@ -9,8 +9,7 @@ from typing import Any
 
 import anyio
 
-from asyncrlm import AsyncRLM, RLMChatCompletion, RLMLogger
-
+from .. import AsyncRLM, RLMChatCompletion, RLMLogger
 from .exits import USAGE, fail, say, write, write_json
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import msgspec
 
-from asyncrlm.errors import CancellationError, ConfigurationError, RLMError, TimeoutExceededError
-from asyncrlm.observe.text import plain, printable
+from ..errors import CancellationError, ConfigurationError, RLMError, TimeoutExceededError
+from ..observe.text import plain, printable
 
 if TYPE_CHECKING:
     from collections.abc import Generator

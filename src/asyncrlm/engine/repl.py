@@ -9,6 +9,8 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Literal, Self
 
+import anyio
+
 from ..environments import Environment
 from ..environments import environment as find_environment
 from ..errors import ConfigurationError, LMError
@@ -180,6 +182,9 @@ class _Asking:
             record.response = await self._ask(call, record)
         except Exception as error:
             record.error = describe_error(error)
+            raise
+        except anyio.get_cancelled_exc_class():
+            record.error = "cancelled"
             raise
         finally:
             record.execution_time = time.monotonic() - began

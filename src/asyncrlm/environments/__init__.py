@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncrlm.errors import ConfigurationError
-
+from ..errors import ConfigurationError
 from ..repl.sandbox import Environment, Exit, Printed, Report, Sandbox, Scope, Settings
 
 if TYPE_CHECKING:

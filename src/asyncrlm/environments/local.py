@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from msgspec.structs import force_setattr
 
-from asyncrlm.errors import ConfigurationError
-
+from ..errors import ConfigurationError
 from ..repl.sandbox import Environment, Report, Sandbox, Scope, Settings
 from .units import parse_bytes
 

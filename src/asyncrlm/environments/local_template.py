@@ -20,9 +20,8 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from asyncrlm import repl
-from asyncrlm.errors import ConfigurationError, SandboxLost
-
+from .. import repl
+from ..errors import ConfigurationError, SandboxLost
 from .local_sandbox import LocalSandbox, open_pipes
 
 if TYPE_CHECKING:

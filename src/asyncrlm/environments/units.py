@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from asyncrlm.errors import ConfigurationError
+from ..errors import ConfigurationError
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?\s*", re.IGNORECASE)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}

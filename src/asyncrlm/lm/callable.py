@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from asyncrlm.errors import ConfigurationError, LMError
-
+from ..errors import ConfigurationError, LMError
 from .base import LMClient, LMReply, LMRequest
 
 if TYPE_CHECKING:

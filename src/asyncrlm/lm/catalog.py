@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from asyncrlm.ledger import Price
+from ..ledger import Price
 
 AS_OF = "2026-11"
 """When the table was last brought up to date. Prices change: `price=` in `backend_kwargs` overrides."""

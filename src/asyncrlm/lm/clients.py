@@ -6,9 +6,8 @@ import difflib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast
 
-from asyncrlm.errors import ConfigurationError
-from asyncrlm.ledger import Price
-
+from ..errors import ConfigurationError
+from ..ledger import Price
 from .base import LMClient, LMReply, LMRequest
 from .callable import CallableClient
 from .endpoints import PRESETS

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from asyncrlm.errors import ConfigurationError
+from ..errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

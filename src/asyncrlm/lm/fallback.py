@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from asyncrlm.errors import LMError, LMErrorKind
-
+from ..errors import LMError, LMErrorKind
 from .base import LMClient, LMReply, LMRequest, LMUsage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncrlm.ledger import Price
+    from ..ledger import Price
 
 OWN_FAULT: frozenset[LMErrorKind] = frozenset({"bad_request"})
 """Failures that are the request's fault: another model would refuse it too."""

@@ -16,8 +16,7 @@ import anyio
 import msgspec
 from msgspec import Struct
 
-from asyncrlm.errors import ConfigurationError, LMError
-
+from ..errors import ConfigurationError, LMError
 from .base import LMClient, LMReply, LMRequest
 from .endpoints import checked_key, header_problem, is_ambient, origin_of
 from .replies import error_of_status, parse_completion, whole_text

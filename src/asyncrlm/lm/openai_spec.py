@@ -6,8 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from asyncrlm.errors import ConfigurationError
-
+from ..errors import ConfigurationError
 from .endpoints import (
     Preset,
     checked_key,

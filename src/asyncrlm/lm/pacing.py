@@ -11,11 +11,10 @@ import anyio
 import anyio.lowlevel
 import msgspec
 
-from asyncrlm.errors import LMError
+from ..errors import LMError
 
 if TYPE_CHECKING:
-    from asyncrlm.ledger import Ledger, Need, Reservation
-
+    from ..ledger import Ledger, Need, Reservation
     from .base import LMClient, LMReply, LMRequest
 
 DEFAULT_ATTEMPTS = 6

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 from msgspec import Raw, Struct
 
-from asyncrlm.errors import LMError, LMErrorKind
-
+from ..errors import LMError, LMErrorKind
 from .base import LMReply, LMUsage
 
 if TYPE_CHECKING:

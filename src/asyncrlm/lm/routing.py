@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from asyncrlm.errors import ConfigurationError, LMError
-
+from ..errors import ConfigurationError, LMError
 from .clients import Backend, ClientSpec, client_spec
 
 
 class Router:
     """Chooses among the models of one `AsyncRLM`.
 
-    `root` runs the loop, of children too. `others` are the sub models: the first answers what the root run asks (depth 1),
-    the second what its children ask (depth 2), the last all that is deeper. Without any, the root model answers all.
+    `root` runs the loop, of children too. `others` are the sub models: the first answers what the root run asks
+    (depth 1), the second what its children ask (depth 2), the last all that is deeper. Without any, the root model
+    answers all.
     """
 
     def __init__(self, root: ClientSpec, others: Sequence[ClientSpec] = ()) -> None:

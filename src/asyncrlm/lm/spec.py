@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import Struct
 
-from asyncrlm.errors import ConfigurationError
-from asyncrlm.ledger import Price
-
+from ..errors import ConfigurationError
+from ..ledger import Price
 from . import catalog
 from .pacing import DEFAULT_ATTEMPTS
 

@@ -14,10 +14,9 @@ import anyio.to_thread
 import msgspec
 from anyio import CancelScope, CapacityLimiter
 
-from asyncrlm._version import __version__
-from asyncrlm.errors import ConfigurationError
-from asyncrlm.events import FORMAT_VERSION, Event
-
+from .._version import __version__
+from ..errors import ConfigurationError
+from ..events import FORMAT_VERSION, Event
 from .log import get_logger
 from .text import plain
 

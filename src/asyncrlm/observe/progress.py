@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from asyncrlm.events import (
+from ..events import (
     CellFinished,
     CellStarted,
     Event,
@@ -27,13 +27,12 @@ from asyncrlm.events import (
     ToolCalled,
     TurnStarted,
 )
-
 from .text import one_line, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncrlm.types import UsageSummary
+    from ..types import UsageSummary
 
 INTERVAL: Final = 0.2
 """Seconds between two lines about the same thing in progress, at least."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from asyncrlm.events import (
+from ..events import (
     CellFinished,
     CellStarted,
     Event,
@@ -18,8 +18,7 @@ from asyncrlm.events import (
     TurnFinished,
     TurnStarted,
 )
-from asyncrlm.types import ModelUsageSummary, RLMChatCompletion, UsageSummary
-
+from ..types import ModelUsageSummary, RLMChatCompletion, UsageSummary
 from .text import plain
 
 

@@ -131,6 +131,7 @@ class Channel:
         self._garbage: str | None = None
         self._exit: Exit | None = None
         self._out: deque[bytes | memoryview] = deque()
+        self._mute = False  # the worker takes nothing any more
         self._kick = anyio.Event()
         self._sending = anyio.Lock(fast_acquire=True)  # held by whoever is inside `sandbox.send`
 
@@ -199,7 +200,7 @@ class Channel:
         return len(data)
 
     def _post(self, data: bytes, *, at_once: bool) -> None:
-        if self._phase == "closed":
+        if self._mute or self._phase == "closed":
             return
         if at_once and not self._out and not self._sending.locked():
             sent = self._sandbox.send_nowait(data)
@@ -220,7 +221,10 @@ class Channel:
                 async with self._sending:
                     await self._flush()
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            self.abandon()
+            # What the worker had sent by then is still read: an answer, or how it ended.
+            self._mute = True
+            self._out.clear()
+            self._sandbox.kill()
 
     async def _flush(self) -> None:
         while self._out:

@@ -102,13 +102,14 @@ def describe(value: Any) -> ContextInfo:
     return ContextInfo(kind="value", size=_text_size(value))
 
 
-def plan_load(name: str, value: Any, *, pickles: bool = False) -> LoadPlan:
+def plan_load(name: str, value: Any, *, tool: bool = False) -> LoadPlan:
     """How to load `value`, which stays as it is. Encodes dicts and lists, so it may take time: call it in a thread.
 
     Args:
         name: The variable.
         value: What `SUPPORTED` names, or any plain data.
-        pickles: Whether a value that the codec refuses may travel as a pickle (host → worker only).
+        tool: Whether it is a value of `custom_tools`: a path then is a path, and what the codec refuses is pickled
+            (host → worker only).
 
     Raises:
         ConfigurationError: for what can't be loaded; the message names the offending item.
@@ -123,14 +124,14 @@ def plan_load(name: str, value: Any, *, pickles: bool = False) -> LoadPlan:
         if len(data) <= INLINE:
             return LoadPlan(name=name, form="json", value=codec.encode(data))
         return LoadPlan(name=name, form="bytes", content=data)
-    if isinstance(value, Path):
+    if isinstance(value, Path) and not tool:
         _file_size(value)
         return LoadPlan(name=name, form="text", path=value.absolute())
     try:
         encoded = codec.encode(value, name)
         text = json.dumps(encoded, separators=(",", ":"))
     except Exception as error:
-        if pickles:
+        if tool:
             return LoadPlan(name=name, form="pickle", content=_pickled(name, value))
         if isinstance(value, (dict, list)):
             raise ConfigurationError(f"{error}. {name} may be {SUPPORTED}.") from error

@@ -31,6 +31,10 @@ START_TIMEOUT = 60.0
 """Seconds a worker has to say `ready`."""
 MAX_CODE = MAX_FRAME // 12 - 1000
 """Characters of a cell: each takes at most 12 bytes of a frame."""
+MOST_VARIABLES = 200
+"""Variables that `done` may name."""
+MAX_ERROR = 65_536
+"""Characters kept of a traceback, half of them its head and half its tail; `raise ValueError(context)` is possible."""
 CLOSE_GRACE = 10.0
 """Seconds to close a sandbox in, whatever is cancelled meanwhile."""
 
@@ -247,11 +251,25 @@ class Link:
         self.answer = frame if frame.ready else None
 
     def on_done(self, frame: Done) -> None:
+        if len(frame.variables) > MOST_VARIABLES or len(frame.values) > MOST_VARIABLES:
+            raise ProtocolError(f"the worker named more than {MOST_VARIABLES} variables")
+        if frame.error is not None:
+            frame.error.type = shorten(frame.error.type)
+            frame.error.message = shorten(frame.error.message)
+            frame.error.traceback = shorten(frame.error.traceback)
         self.done = frame
         self.changed.set()
 
     def on_output(self, frame: Output) -> None:
         raise ProtocolError("the worker sent `output`, which this environment reads elsewhere")
+
+
+def shorten(text: str) -> str:
+    """Head and tail of a text that a cell may have made as long as it liked."""
+    if len(text) <= MAX_ERROR:
+        return text
+    half = MAX_ERROR // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
 
 
 def check_code(code: str) -> None:

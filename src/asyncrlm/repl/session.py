@@ -341,7 +341,7 @@ class Session:
 
 
 def _plan_tool(name: str, value: Any) -> LoadPlan:
-    return plan_load(name, value, pickles=True)
+    return plan_load(name, value, tool=True)
 
 
 def _submitted(answer: Answer) -> SubmittedAnswer:

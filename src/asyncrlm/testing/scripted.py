@@ -9,8 +9,8 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
-from asyncrlm.errors import LMError
-from asyncrlm.lm.base import LMClient, LMReply, LMRequest, LMUsage
+from ..errors import LMError
+from ..lm.base import LMClient, LMReply, LMRequest, LMUsage
 
 Answer = str | LMReply | BaseException
 Scripted = Answer | Callable[[LMRequest], Answer | Awaitable[Answer]]

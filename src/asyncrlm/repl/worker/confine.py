@@ -13,7 +13,9 @@ LINUX = sys.platform.startswith("linux")
 MACHINE = os.uname().machine
 _libc = ctypes.CDLL(None, use_errno=True)
 
-PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 22, 24, 36, 38
+PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_SECUREBITS, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 22, 28, 36, 38
+# SECBIT_NOROOT, _NO_SETUID_FIXUP, _NO_CAP_AMBIENT_RAISE and their locks, _KEEP_CAPS_LOCKED.
+_NO_ROOT = 0xEF
 
 
 def prctl(*args):
@@ -113,10 +115,15 @@ def python_places():
 
 def open_rules(packages):
     """The rules every worker of a template shares, as O_PATH descriptors opened once."""
-    rules = []
     # Not /dev/zero for writing: mapped shared it is memory that no limit counts.
-    readable = (*_SYSTEM, "/dev/zero", *python_places(), *packages)
-    for rights, paths in ((READ, readable), (USE, ("/dev/null", "/dev/full"))):
+    readable = [os.path.realpath(p) for p in (*_SYSTEM, "/dev/zero", *python_places(), *packages) if os.path.exists(p)]
+    # A rule costs time in every worker: none for what lies inside another's folder.
+    kept = []
+    for path in sorted(set(readable)):
+        if not (kept and path.startswith(kept[-1] + os.sep)):
+            kept.append(path)
+    rules = []
+    for rights, paths in ((READ, kept), (USE, ("/dev/null", "/dev/full"))):
         for path in paths:
             try:
                 rules.append((os.open(path, os.O_PATH | os.O_CLOEXEC), rights))
@@ -371,9 +378,8 @@ def limit(limits):
 
 
 def drop_capabilities():
-    """Give up every capability, for good."""
-    for number in range(64):
-        if prctl(PR_CAPBSET_DROP, number):  # root only, and it needs CAP_SETPCAP: the end of the list or not ours
-            break
+    """Give up every capability, for good: no program that is run brings one back, whoever its owner is."""
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    prctl(PR_SET_SECUREBITS, _NO_ROOT)  # refused without CAP_SETPCAP, where there is nothing to give up
     if _libc.capset(struct.pack("Ii", 0x20080522, 0), struct.pack("6I", *[0] * 6)):
         raise failure("capset")

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+PATIENCE = 0.3
+"""Seconds that the tasks of an interrupted cell have to end."""
 _real_run: Callable[..., Any] = asyncio.run
 
 
@@ -54,14 +56,26 @@ class Loops:
             return loop.run_until_complete(task)
         except (KeyboardInterrupt, SystemExit) as error:
             where = _suspended_at(coroutine)
-            left = asyncio.all_tasks(loop)
-            for other in left:
-                other.cancel()
-            if left:
-                loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            _cancel(loop)
             if where is not None:  # it hit the loop while it waited: show what the cell was waiting for
                 raise error.with_traceback(where) from None
             raise
+
+
+def _cancel(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel all tasks and wait a while: one whose next step was lost, as the interrupt hit the loop just before it,
+    never ends."""
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    if not tasks:
+        return
+    done, lost = loop.run_until_complete(asyncio.wait(tasks, timeout=PATIENCE))
+    for task in done:
+        if not task.cancelled():
+            task.exception()  # taken note of, else asyncio writes about it to the cell's stderr
+    for task in lost:
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # as above
 
 
 def _suspended_at(coroutine: Any) -> types.TracebackType | None:

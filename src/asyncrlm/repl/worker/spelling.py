@@ -1,6 +1,6 @@
 """Makes sub-calls that a cell awaits run at the same time, however they are spelt.
 
-`llm_query(p)` is a plain call that waits. Models write `await asyncio.gather(*[llm_query(p) for p in prompts])` as well:
+`llm_query(p)` is a plain call that waits. Models write `await asyncio.gather(*[llm_query(p) for p in prompts])` too:
 right, since replies can be awaited, but one after another. So where the text of a cell shows that the result of such a
 call goes straight to `await` or to asyncio, the call becomes one of its twin `allm_query`. Where that is not plain to
 see, nothing is changed and the cell is merely slower.

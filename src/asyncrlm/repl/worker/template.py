@@ -22,13 +22,11 @@ import traceback
 
 from . import confine, warden
 
-# What cells and the worker use most, imported once for all workers.
+# What cells and the worker use most, imported once for all workers. Not more: each megabyte slows every fork.
 _WARM = """
-array ast asyncio base64 bisect calendar cmath collections collections.abc concurrent.futures contextlib copy
-csv dataclasses datetime decimal difflib enum fractions functools glob gzip hashlib heapq html inspect io
-itertools json linecache math mmap multiprocessing operator os pathlib pickle pprint queue random re select
-shutil signal sqlite3 statistics string struct subprocess tempfile textwrap threading time traceback types
-typing unicodedata urllib.parse uuid weakref xml.etree.ElementTree zipfile zlib
+ast asyncio base64 collections concurrent.futures copy csv dataclasses datetime functools hashlib heapq inspect io
+itertools json linecache math operator os pathlib pickle queue random re shutil string struct subprocess tempfile
+textwrap threading time traceback types typing
 """
 
 
