@@ -6,7 +6,6 @@ Memory and process trees come from `/proc` and are Linux only; elsewhere they re
 from __future__ import annotations
 
 import asyncio
-import os
 import resource
 import statistics
 import time
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from types import TracebackType
 
 PROC = Path("/proc")
@@ -31,30 +30,24 @@ def cpu_seconds() -> float:
     return sum(u.ru_utime + u.ru_stime for u in used)
 
 
-def parents() -> dict[int, int]:
-    """Pid to parent pid, of every process."""
-    table: dict[int, int] = {}
-    for entry in PROC.iterdir() if PROC.is_dir() else ():
-        if entry.name.isdigit():
-            try:
-                stat = (entry / "stat").read_bytes()
-            except OSError:
-                continue
-            table[int(entry.name)] = int(stat[stat.rindex(b")") + 4 :].split()[0])
-    return table
-
-
-def descendants(pid: int) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for child, parent in parents().items():
-        children.setdefault(parent, []).append(child)
+def children(pid: int) -> list[int]:
     found: list[int] = []
-    waiting = list(children.get(pid, ()))
-    while waiting:
-        one = waiting.pop()
-        found.append(one)
-        waiting += children.get(one, ())
+    try:
+        for task in (PROC / str(pid) / "task").iterdir():
+            found += map(int, (task / "children").read_text().split())
+    except OSError:  # gone, or no Linux
+        return found
     return found
+
+
+def descendants(pid: int) -> Iterator[tuple[int, int]]:
+    """(pid, parent) of all that run below this process."""
+    waiting = [pid]
+    while waiting:
+        parent = waiting.pop()
+        for child in children(parent):
+            yield child, parent
+            waiting.append(child)
 
 
 def status_bytes(pid: int | str, name: str) -> int:
@@ -68,18 +61,9 @@ def status_bytes(pid: int | str, name: str) -> int:
     return 0
 
 
-def held(pid: int) -> int:
-    """Bytes of memory that are there because of this process: not shared with another (a worker is a fork), and no
-    page cache of a file it maps. Its resident set where the kernel does not tell them apart."""
-    try:
-        lines = (PROC / str(pid) / "smaps_rollup").read_text().splitlines()
-    except OSError:
-        return status_bytes(pid, "VmRSS")
-    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
-
-
-def tree_held(pid: int) -> int:
-    return sum(held(one) for one in [pid, *descendants(pid)])
+def private_bytes(pid: int) -> int:
+    """Bytes of memory that are no page cache. What a fork shares with its parent counts in both."""
+    return status_bytes(pid, "RssAnon") + status_bytes(pid, "RssShmem")
 
 
 def reset_peak_rss() -> None:
@@ -91,19 +75,41 @@ def reset_peak_rss() -> None:
 
 
 class Memory:
-    """What this process and its tree held when made, for comparison with their peaks."""
+    """The memory this process has come to need since this was made."""
 
     def __init__(self) -> None:
         reset_peak_rss()
-        self.tree = tree_held(os.getpid())
         self.own = status_bytes("self", "VmRSS")
         self.start = time.monotonic()
 
     def figures(self) -> dict[str, Any]:
-        """`window` says in which span of `time.monotonic()` the tree's peak, which only another process can watch
-        without disturbing, is to be taken."""
+        """`window` is the span of `time.monotonic()` for which a `TreeMemory` in another process is to be asked."""
         grown = max(0, status_bytes("self", "VmHWM") - self.own)
-        return {"window": [self.start, time.monotonic()], "tree_before": self.tree, "own_mb": grown / 1e6}
+        return {"window": [self.start, time.monotonic()], "own_mb": grown / 1e6}
+
+
+class TreeMemory:
+    """The memory of a process and its descendants over time, watched from outside so as not to disturb it."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._samples: list[tuple[float, int]] = []
+        self._shared = {pid: 0}
+
+    def sample(self) -> float:
+        """Take one. Returns the seconds to wait until the next, so that watching stays under 5 % of a core."""
+        start, cpu = time.monotonic(), time.thread_time()
+        for pid, parent in descendants(self.pid):
+            if pid not in self._shared:
+                # What a fork found there is its parent's; what came later is its own, but for pages it only rewrote.
+                self._shared[pid] = min(private_bytes(pid), private_bytes(parent))
+        self._samples.append((start, sum(max(0, private_bytes(p) - had) for p, had in self._shared.items())))
+        return max(0.01, 20 * (time.thread_time() - cpu))
+
+    def growth(self, start: float, end: float) -> int:
+        """Bytes by which the peak between these times is above what was there before."""
+        before = max((sample for sample in self._samples if sample[0] <= start), default=(0.0, 0))[1]
+        return max(0, max((size for at, size in self._samples if start <= at <= end), default=0) - before)
 
 
 class Stalls:

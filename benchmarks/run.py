@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import table
-from measure import descendants, held
+from measure import TreeMemory, descendants
 from rows import ROWS, Row
 from table import Results
 
@@ -110,7 +110,7 @@ def clear(keep: set[int], patience: float) -> int:
 def reaped(keep: set[int]) -> list[int]:
     """Our descendants that still run, but those to keep, once the dead among the adopted ones are waited for."""
     running: list[int] = []
-    for pid in descendants(os.getpid()):
+    for pid, _ in descendants(os.getpid()):
         if pid in keep:
             continue
         try:
@@ -121,37 +121,12 @@ def reaped(keep: set[int]) -> list[int]:
     return running
 
 
-class Watch:
-    """The memory of a process tree over time, as seen from outside."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.samples: list[tuple[float, int]] = []
-        self._tree: list[int] = []
-        self._listed = 0.0
-
-    def sample(self) -> float:
-        """Take one. Returns the seconds to wait until the next, so that watching stays under 5 % of a core."""
-        start = time.monotonic()
-        if start - self._listed > 0.1:
-            self._tree, self._listed = [self.pid, *descendants(self.pid)], start
-        self.samples.append((start, sum(held(pid) for pid in self._tree)))
-        return max(0.02, 20 * (time.monotonic() - start))
-
-    def figures(self, found: Figures) -> Figures:
-        start, end = found.pop("window", (0.0, 0.0))
-        before = found.pop("tree_before", 0)
-        peak = max((size for at, size in self.samples if start <= at <= end), default=0)
-        grown = max(0, peak - before) / 1e6
-        return {"tree_mb": max(grown, found.get("own_mb", 0.0))} if before else {}
-
-
 class Bench:
     """Runs contenders, one process at a time."""
 
     def __init__(self, *, port: int, peers: Peers, log: Path, quick: bool) -> None:
         self.port, self.peers, self.log, self.quick = port, peers, log, quick
-        self.keep = set(descendants(os.getpid()))
+        self.keep = {pid for pid, _ in descendants(os.getpid())}
 
     def command(self, row: Row, contender: str, out: Path) -> list[str]:
         python = str(self.peers.python) if contender == "rlms" else sys.executable
@@ -171,7 +146,7 @@ class Bench:
             process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
             killed = True
             try:
-                watch, killed = self.watch(process, row)
+                memory, killed = self.watch(process, row)
             finally:
                 process.kill()
                 process.wait()
@@ -184,17 +159,21 @@ class Bench:
             found["error"] = f"exit {process.returncode}"
         elif processes or files:
             found["left_behind"] = f"{processes} processes, {files} files"
-        return found | watch.figures(found)
+        window = found.pop("window", None)
+        if window and row.memory:
+            found["tree_mb"] = max(found["own_mb"], memory.growth(*window) / 1e6)
+        return found
 
-    def watch(self, process: subprocess.Popen[bytes], row: Row) -> tuple[Watch, bool]:
-        watch, deadline = Watch(process.pid), time.monotonic() + row.limit + GRACE
+    def watch(self, process: subprocess.Popen[bytes], row: Row) -> tuple[TreeMemory, bool]:
+        """Wait for its end. Returns what memory it took, if that is watched, and whether its time is up."""
+        memory, deadline = TreeMemory(process.pid), time.monotonic() + row.limit + GRACE
         while (left := deadline - time.monotonic()) > 0:
             try:
-                process.wait(min(left, watch.sample() if row.memory else 0.5))
+                process.wait(min(left, memory.sample() if row.memory else 0.5))
             except subprocess.TimeoutExpired:
                 continue
-            return watch, False
-        return watch, True
+            return memory, False
+        return memory, True
 
     def row(self, row: Row, repetitions: int, names: set[str]) -> Results:
         contenders = [name for name in row.contenders if name in names]

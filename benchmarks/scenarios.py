@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from adapters.base import Complete, Engine
     from control import Figures, Params, Server
 
-ID = 'context.split("-")[1]'
+ID = 'context[:40].split("-")[1]'  # a slice: splitting all of a large context would copy it
 PRINT_ID = 'print("OU" + "T:@@CID@@;")'
 LINE = "the quick brown fox jumps over it\n"
 

@@ -154,7 +154,7 @@ class Pacer:
                     self.gate.release()
                     gate.release()
                 if failure is None:
-                    await ledger.changed()
+                    reservation = await ledger.reserve(need)
                 elif not failure.retryable or attempt >= attempts:
                     raise failure
                 else:
