@@ -227,7 +227,8 @@ class LocalTemplate:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         with anyio.CancelScope(shield=True):
-            await self._drop_spares()
+            for sandbox in list(self._sandboxes):  # the spares, and what a user forgot
+                await sandbox.aclose()
             if self._process is not None:
                 process, self._process = self._process, None
                 await process.stop()
