@@ -292,11 +292,11 @@ async def test_a_busy_template_is_waited_for_and_a_dead_one_replaced(number: int
 
         with anyio.fail_after(2 * CAP):
             async with anyio.create_task_group() as group:
-                for _ in range(8):
+                for _ in range(16):
                     group.start_soon(run)
                 await until(lambda: scope.template._sending.locked())
                 os.kill(process._popen.pid, number)
-        assert len(outcomes) == 8
+        assert len(outcomes) == 16
         assert ("lost" in outcomes) == (number == signal.SIGKILL)
         assert "ready" in outcomes
         assert (scope.template._process is process) == (number == signal.SIGCONT)

@@ -360,10 +360,12 @@ class LocalTemplate:
     async def _send_when_writable(self, process: Process, request: bytes, far: list[int]) -> None:
         while True:
             try:
-                await anyio.wait_writable(process.control)
+                # Before any wait: while this task queued, the template may have been found dead and its socket closed.
                 return process.send(request, far)
             except BlockingIOError:
-                continue
+                pass
+            try:
+                await anyio.wait_writable(process.control)
             except anyio.ClosedResourceError as e:
                 raise BrokenPipeError from e
 
