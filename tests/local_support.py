@@ -183,3 +183,38 @@ for i in range(4):
                 os.setsid()
             except OSError: pass
 """
+
+
+# ---- attacks ----
+
+X86 = os.uname().machine == "x86_64"
+PRELUDE = """
+import ctypes, errno, fcntl, json, mmap, os, resource, signal, socket, struct, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def raw(number, *args):
+    result = libc.syscall(*(ctypes.c_long(x) if isinstance(x, int) else x for x in (number, *args)))
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result
+"""
+
+
+async def assault(c: Client, attacks: dict[str, str], **values: Any) -> dict[str, str | None]:
+    """Attack → the exception it met, or None where it went through."""
+    await c.run(PRELUDE + "".join(f"{name} = {value!r}\n" for name, value in values.items()))
+    assert c.last.get("error") is None, c.last
+    return {name: await c.attempt(code) for name, code in attacks.items()}
+
+
+def through(outcome: dict[str, str | None]) -> list[str]:
+    return [name for name, error in outcome.items() if error is None]
+
+
+def denied(outcome: dict[str, str | None]) -> None:
+    assert through(outcome) == []
+    odd = {k: v for k, v in outcome.items() if not v or v.split(":")[0] not in _DENIALS}
+    assert odd == {}  # an attack that fails by a mistake of its own proves nothing
+
+
+_DENIALS = ("PermissionError", "FileNotFoundError", "OSError", "MemoryError", "ProcessLookupError", "BlockingIOError")

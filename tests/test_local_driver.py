@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
@@ -11,7 +10,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -21,7 +19,6 @@ from local_support import CAP, COMETS, DAEMONS, Client, PlainScope, client, mark
 from asyncrlm.environments import Settings
 from asyncrlm.environments.local import LocalEnvironment
 from asyncrlm.environments.local_template import SPARES
-from asyncrlm.errors import ConfigurationError, SandboxLost
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux only")]
 everywhere = pytest.mark.parametrize(
@@ -316,144 +313,3 @@ async def test_a_template_whose_start_is_cancelled_leaves_nothing(no_leaks: None
             async with PlainScope() as scope, client(scope):
                 pass
         assert os.listdir(temporary) == []
-
-
-# ---- the shared template ---------------------------------------------------------------------------------------------
-
-
-async def test_workers_kept_ahead_are_used_and_replaced(no_leaks: None) -> None:
-    async with PlainScope(long_lived=True) as scope, client(scope) as c:
-        [spares] = scope.template._spares.values()
-        assert len(spares) == SPARES
-        first, second = spares[0], spares[1]
-        async with client(scope) as taken:
-            assert taken.sandbox is first
-            assert await taken.value("print(1)") == 1
-            assert len(spares) == SPARES
-        await until(lambda: second.is_fresh() and second._pidfd >= 0)
-        second.kill()
-        await until(lambda: not second.is_fresh())
-        async with client(scope) as taken:
-            assert taken.sandbox is not second
-            assert await taken.value("print(2)") == 2
-        async with client(scope, settings=Settings(max_output=10)) as other:
-            assert other.sandbox not in spares
-        assert await c.value("print(3)") == 3
-
-
-async def test_more_runs_than_descriptors_queue(no_leaks: None) -> None:
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 60, hard))
-    try:
-        async with PlainScope(depth=0) as scope:
-            most, finished = 0, 0
-
-            async def run() -> None:
-                nonlocal most, finished
-                async with client(scope) as c:
-                    most = max(most, len(scope.template._sandboxes))
-                    assert await c.value("print(1)") == 1
-                    finished += 1
-
-            with anyio.fail_after(3 * CAP):
-                async with anyio.create_task_group() as group:
-                    for _ in range(30):
-                        group.start_soon(run)
-            assert finished == 30
-            assert most <= scope.template._most - scope.template._most // 2
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-class Depth:
-    def __init__(self, scope: PlainScope, depth: int) -> None:
-        self.shared, self.depth = scope.shared, depth
-
-
-async def test_parents_that_wait_leave_room_for_their_children() -> None:
-    async with PlainScope(depth=0) as scope:
-        async with client(scope):
-            pass
-        scope.template._most = 8
-        leaves = 0
-
-        async def run(depth: int) -> None:
-            nonlocal leaves
-            async with client(Depth(scope, depth)):
-                if depth == 4:
-                    leaves += 1
-                    return
-                async with anyio.create_task_group() as group:
-                    for _ in range(2 if depth == 1 else 1):
-                        group.start_soon(run, depth + 1)
-
-        with anyio.fail_after(3 * CAP):
-            async with anyio.create_task_group() as group:
-                for _ in range(5):
-                    group.start_soon(run, 0)
-        assert leaves == 10
-
-
-async def test_without_descriptors_the_sandbox_is_lost(no_leaks: None) -> None:
-    import resource
-
-    async with PlainScope() as scope:
-        async with client(scope):
-            pass
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (4, hard))
-        try:
-            with pytest.raises(SandboxLost, match="ulimit"):
-                await LocalEnvironment().open(scope)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-async def test_homes_of_the_dead_are_swept(temporary: Path) -> None:
-    dead, living, foreign, making = (temporary / n for n in ("asyncrlm-1", "asyncrlm-2", "other", "asyncrlm-3"))
-    for folder in (dead, living, foreign):
-        folder.mkdir()
-        (folder / "lock").touch()
-    making.mkdir()
-    lock = os.open(living / "lock", os.O_RDWR)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        async with PlainScope() as scope, client(scope):
-            assert not dead.exists()
-            assert living.exists()
-            assert foreign.exists()
-            assert making.exists()
-    finally:
-        os.close(lock)
-
-
-async def test_another_interpreter_brings_its_own_packages() -> None:
-    bare = Path(sys.executable).resolve()
-    if sys.prefix == sys.base_prefix:
-        pytest.skip("not in a virtual environment")
-    async with PlainScope() as scope, client(scope, python=bare) as c:
-        prefix = await c.value("import sys, json; print(json.dumps([sys.prefix, sys.path]))")
-        assert prefix[0] == sys.base_prefix
-        assert not [p for p in prefix[1] if p.startswith(sys.prefix)]
-
-
-@pytest.mark.parametrize(
-    ("python", "error"),
-    [("/nowhere/python", ConfigurationError), (__file__, ConfigurationError), ("/bin/false", SandboxLost)],
-)
-async def test_an_interpreter_that_does_not_start(
-    python: str, error: type[Exception], no_leaks: None, temporary: Path
-) -> None:
-    async with PlainScope() as scope:
-        with anyio.fail_after(CAP), pytest.raises(error):
-            await LocalEnvironment(python=python).open(scope)
-    assert os.listdir(temporary) == []
-
-
-async def test_elsewhere_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "win32")
-    scope: Any = None
-    with pytest.raises(ConfigurationError, match="win32"):
-        await LocalEnvironment().open(scope)

@@ -226,7 +226,8 @@ class LocalTemplate:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         with anyio.CancelScope(shield=True):
-            await self._drop_spares()
+            for sandbox in list(self._sandboxes):  # the spares, and what a user forgot
+                await sandbox.aclose()
             if self._process is not None:
                 process, self._process = self._process, None
                 await process.stop()
@@ -358,10 +359,12 @@ class LocalTemplate:
     async def _send_when_writable(self, process: Process, request: bytes, far: list[int]) -> None:
         while True:
             try:
-                await anyio.wait_writable(process.control)
+                # Before any wait: while this task queued, the template may have been found dead and its socket closed.
                 return process.send(request, far)
             except BlockingIOError:
-                continue
+                pass
+            try:
+                await anyio.wait_writable(process.control)
             except anyio.ClosedResourceError as e:
                 raise BrokenPipeError from e
 

@@ -176,7 +176,14 @@ def say_exited(channel, status, reason=""):
 
 def remove_folders(request):
     """Remove what belongs to one worker; never the user's own working folder."""
-    shutil.rmtree(request["folder"], ignore_errors=True)
+    folder = request["folder"]
+    try:  # most often they are empty
+        if request["work"].startswith(folder):
+            os.rmdir(request["work"])
+        os.rmdir(request["files"])
+        os.rmdir(folder)
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def guard(facts, request, channel, out, err, shared_rules, program, parent, ids):

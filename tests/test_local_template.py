@@ -1,0 +1,340 @@
+"""The template that the runs of a scope share: workers kept ahead, descriptors shared fairly, homes swept."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from local_support import CAP, Client, PlainScope, client, until
+
+from asyncrlm.environments import Settings, local_template
+from asyncrlm.environments.local import LocalEnvironment
+from asyncrlm.environments.local_template import SPARES
+from asyncrlm.errors import ConfigurationError, SandboxLost
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.anyio, pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux only")]
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def descriptors() -> Iterator[Any]:
+    """Sets how many descriptors this process may open beyond those it has."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def leave(more: int) -> None:
+        taken = {int(name) for name in os.listdir("/proc/self/fd")}
+        free = [n for n in range(len(taken) + more + 2) if n not in taken]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free[more - 1] + 1, hard))
+
+    yield leave
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+# ---- the shared template ---------------------------------------------------------------------------------------------
+
+
+async def test_workers_kept_ahead_are_used_and_replaced(no_leaks: None) -> None:
+    async with PlainScope(long_lived=True) as scope, client(scope) as c:
+        [spares] = scope.template._spares.values()
+        assert len(spares) == SPARES
+        first, second = spares[0], spares[1]
+        async with client(scope) as taken:
+            assert taken.sandbox is first
+            assert await taken.value("print(1)") == 1
+            assert len(spares) == SPARES
+        await until(lambda: second.is_fresh() and second._pidfd >= 0)
+        second.kill()
+        await until(lambda: not second.is_fresh())
+        async with client(scope) as taken:
+            assert taken.sandbox is not second
+            assert await taken.value("print(2)") == 2
+        async with client(scope, settings=Settings(max_output=10)) as other:
+            assert other.sandbox not in spares
+        assert await c.value("print(3)") == 3
+
+
+async def test_more_runs_than_descriptors_queue(no_leaks: None) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 60, hard))
+    try:
+        async with PlainScope(depth=0) as scope:
+            most, finished = 0, 0
+
+            async def run() -> None:
+                nonlocal most, finished
+                async with client(scope) as c:
+                    most = max(most, len(scope.template._sandboxes))
+                    assert await c.value("print(1)") == 1
+                    finished += 1
+
+            with anyio.fail_after(3 * CAP):
+                async with anyio.create_task_group() as group:
+                    for _ in range(30):
+                        group.start_soon(run)
+            assert finished == 30
+            assert most <= scope.template._most - scope.template._most // 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+class Depth:
+    def __init__(self, scope: PlainScope, depth: int) -> None:
+        self.shared, self.depth = scope.shared, depth
+
+
+async def test_parents_that_wait_leave_room_for_their_children() -> None:
+    async with PlainScope(depth=0) as scope:
+        async with client(scope):
+            pass
+        scope.template._most = 8
+        leaves = 0
+
+        async def run(depth: int) -> None:
+            nonlocal leaves
+            async with client(Depth(scope, depth)):
+                if depth == 4:
+                    leaves += 1
+                    return
+                async with anyio.create_task_group() as group:
+                    for _ in range(2 if depth == 1 else 1):
+                        group.start_soon(run, depth + 1)
+
+        with anyio.fail_after(3 * CAP):
+            async with anyio.create_task_group() as group:
+                for _ in range(5):
+                    group.start_soon(run, 0)
+        assert leaves == 10
+
+
+async def test_without_descriptors_the_sandbox_is_lost(no_leaks: None) -> None:
+    async with PlainScope() as scope:
+        async with client(scope):
+            pass
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (4, hard))
+        try:
+            with pytest.raises(SandboxLost, match="ulimit"):
+                await LocalEnvironment().open(scope)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_homes_of_the_dead_are_swept(temporary: Path) -> None:
+    dead, living, foreign, making = (temporary / n for n in ("asyncrlm-1", "asyncrlm-2", "other", "asyncrlm-3"))
+    for folder in (dead, living, foreign):
+        folder.mkdir()
+        (folder / "lock").touch()
+    making.mkdir()
+    lock = os.open(living / "lock", os.O_RDWR)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        async with PlainScope() as scope, client(scope):
+            assert not dead.exists()
+            assert living.exists()
+            assert foreign.exists()
+            assert making.exists()
+    finally:
+        os.close(lock)
+
+
+async def test_another_interpreter_brings_its_own_packages() -> None:
+    bare = Path(sys.executable).resolve()
+    if sys.prefix == sys.base_prefix:
+        pytest.skip("not in a virtual environment")
+    async with PlainScope() as scope, client(scope, python=bare) as c:
+        prefix = await c.value("import sys, json; print(json.dumps([sys.prefix, sys.path]))")
+        assert prefix[0] == sys.base_prefix
+        assert not [p for p in prefix[1] if p.startswith(sys.prefix)]
+
+
+@pytest.mark.parametrize(
+    ("python", "error"),
+    [("/nowhere/python", ConfigurationError), (__file__, ConfigurationError), ("/bin/false", SandboxLost)],
+)
+async def test_an_interpreter_that_does_not_start(
+    python: str, error: type[Exception], no_leaks: None, temporary: Path
+) -> None:
+    async with PlainScope() as scope:
+        with anyio.fail_after(CAP), pytest.raises(error):
+            await LocalEnvironment(python=python).open(scope)
+    assert os.listdir(temporary) == []
+
+
+async def test_elsewhere_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    scope: Any = None
+    with pytest.raises(ConfigurationError, match="win32"):
+        await LocalEnvironment().open(scope)
+
+
+# ---- under pressure --------------------------------------------------------------------------------------------------
+
+
+async def fill(c: Client) -> None:
+    """Fill the channel of a worker that does not read."""
+    await c.begin("import time; open('started', 'w').close()\nwhile True: time.sleep(10)")
+    while c.sandbox.send_nowait(b" " * 65536):
+        await anyio.lowlevel.checkpoint()
+
+
+async def test_a_full_channel_waits_and_breaks_with_its_worker(no_leaks: None) -> None:
+    async with PlainScope() as scope, client(scope) as c, client(scope) as d:
+        await fill(c)
+        await fill(d)
+
+        async def broken(call: Any, *args: Any) -> None:
+            with pytest.raises(anyio.BrokenResourceError):
+                await call(*args)
+
+        with anyio.fail_after(CAP):
+            async with anyio.create_task_group() as group:
+                group.start_soon(broken, c.sandbox.send, b"x" * 1_000_000)
+                group.start_soon(broken, d.sandbox.pass_file, Path(__file__))
+                await anyio.lowlevel.checkpoint()
+                c.sandbox.kill()
+                await d.sandbox.aclose()
+
+
+async def test_a_flood_leaves_the_loop_to_others(no_leaks: None) -> None:
+    async with PlainScope() as scope, client(scope) as c:
+        await c.begin(
+            "import os\nfd = [int(n) for n in os.listdir('/proc/self/fd') if os.path.lexists(f'/proc/self/fd/{n}')"
+            " and os.readlink(f'/proc/self/fd/{n}').startswith('socket')][0]\nos.set_blocking(fd, True)\n"
+            "while True: os.write(fd, b' ' * 60000)"
+        )
+        ticks = 0
+
+        async def tick() -> None:
+            nonlocal ticks
+            while True:
+                ticks += 1
+                await anyio.lowlevel.checkpoint()
+
+        with anyio.fail_after(CAP):
+            async with anyio.create_task_group() as group:
+                group.start_soon(tick)
+                for _ in range(200):
+                    assert await c.sandbox.receive()
+                group.cancel_scope.cancel()
+            assert ticks > 3
+            c.sandbox.kill()
+
+
+async def test_a_file_being_put_is_given_up_when_closed(no_leaks: None) -> None:
+    async with PlainScope() as scope, client(scope) as c:
+        begun, go_on = threading.Event(), threading.Event()
+
+        def chunks() -> Iterator[bytes]:
+            begun.set()
+            go_on.wait(CAP)
+            yield b"x"
+
+        async def put() -> None:
+            with pytest.raises(anyio.BrokenResourceError):
+                await c.sandbox.put_file("slow", chunks())
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(put)
+            await until(begun.is_set)
+            await c.sandbox.aclose()
+            go_on.set()
+
+
+async def test_killed_before_it_is_known(no_leaks: None) -> None:
+    async with PlainScope() as scope:
+        for _ in range(3):
+            sandbox = await LocalEnvironment().open(scope)
+            sandbox.kill()
+            with anyio.fail_after(CAP):
+                *_, last = await Client(sandbox).until_end()
+            assert last["t"] == "exited"
+            await sandbox.aclose()
+        assert not scope.template._sandboxes
+
+
+@pytest.mark.parametrize("number", [signal.SIGCONT, signal.SIGKILL])
+async def test_a_busy_template_is_waited_for_and_a_dead_one_replaced(number: int, no_leaks: None) -> None:
+    async with PlainScope(depth=0) as scope:
+        async with client(scope):
+            pass
+        process, outcomes = scope.template._process, []
+        process.control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)  # room for few requests
+        os.kill(process._popen.pid, signal.SIGSTOP)
+
+        async def run() -> None:
+            sandbox = await LocalEnvironment().open(scope)
+            try:
+                await Client(sandbox).start()
+                outcomes.append("ready")
+            except anyio.EndOfStream:  # its request was with the dead template already
+                outcomes.append("lost")
+            finally:
+                await sandbox.aclose()
+
+        with anyio.fail_after(2 * CAP):
+            async with anyio.create_task_group() as group:
+                for _ in range(16):
+                    group.start_soon(run)
+                await until(lambda: scope.template._sending.locked())
+                os.kill(process._popen.pid, number)
+        assert len(outcomes) == 16
+        assert ("lost" in outcomes) == (number == signal.SIGKILL)
+        assert "ready" in outcomes
+        assert (scope.template._process is process) == (number == signal.SIGCONT)
+
+
+async def test_room_is_made_by_who_closes(no_leaks: None, descriptors: Any) -> None:
+    async with PlainScope(depth=0) as scope, client(scope) as holder:
+        descriptors(3)
+        opened = anyio.Event()
+
+        async def wait_for_room() -> None:
+            async with client(scope) as c:
+                assert await c.value("print(1)") == 1
+                opened.set()
+
+        with anyio.fail_after(CAP):
+            async with anyio.create_task_group() as group:
+                group.start_soon(wait_for_room)
+                await anyio.wait_all_tasks_blocked()
+                assert not opened.is_set()
+                await holder.sandbox.aclose()
+                await opened.wait()
+
+
+@pytest.mark.parametrize("attributes", [{}, {"depth": 40}, {"depth": 0, "long_lived": True}])
+async def test_nobody_waits_for_ever(
+    attributes: dict[str, Any], no_leaks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_template, "PATIENCE", 0.02)
+    async with PlainScope(**attributes) as scope, client(scope):
+        scope.template._most = 3 if attributes.get("depth") != 0 else 6
+        settings = Settings(max_output=1 << 16)  # other settings: the spares of the first are in the way
+        with anyio.fail_after(CAP):
+            async with client(scope, settings=settings), client(scope, settings=settings) as c:
+                assert await c.value("print(1)") == 1
+
+
+async def test_what_was_not_closed_goes_with_the_scope(no_leaks: None, temporary: Path) -> None:
+    async with PlainScope() as scope:
+        await LocalEnvironment().open(scope)
+    assert os.listdir(temporary) == []
