@@ -113,7 +113,7 @@ class TreeMemory:
 
 
 class Stalls:
-    """Measures, while entered, the longest time the running event loop was late for a timer."""
+    """Measures, while entered, how late the running event loop came at worst to what it had to do at a certain time."""
 
     def __init__(self, every: float = 0.005) -> None:
         self.every = every
@@ -123,23 +123,24 @@ class Stalls:
         """Seconds of the loop's own thread in the busiest span: a stall without CPU is the machine, not the loop."""
 
     async def __aenter__(self) -> Self:
-        self._ticker = asyncio.create_task(self._tick())
-        await asyncio.sleep(0)
+        self._loop = asyncio.get_running_loop()
+        self._schedule()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await asyncio.sleep(2 * self.every)  # lets a stall that is only just over be seen
-        self._ticker.cancel()
-        await asyncio.wait([self._ticker])
+        self._timer.cancel()
 
-    async def _tick(self) -> None:
-        while True:
-            due, cpu = time.perf_counter() + self.every, time.thread_time()
-            await asyncio.sleep(self.every)
-            self.longest = max(self.longest, time.perf_counter() - due)
-            self.longest_cpu = max(self.longest_cpu, time.thread_time() - cpu)
+    def _schedule(self) -> None:
+        self._due, self._cpu = self._loop.time() + self.every, time.thread_time()
+        self._timer = self._loop.call_at(self._due, self._tick)
+
+    def _tick(self) -> None:
+        self.longest = max(self.longest, self._loop.time() - self._due)
+        self.longest_cpu = max(self.longest_cpu, time.thread_time() - self._cpu)
+        self._schedule()
 
     def figures(self) -> dict[str, float]:
         return {"stall_ms": self.longest * 1e3, "stall_cpu_ms": self.longest_cpu * 1e3}
