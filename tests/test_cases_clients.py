@@ -67,7 +67,7 @@ def test_any_number_of_batches_loops_and_runs_with_one_instance() -> None:
     asyncio.run(with_one_server())
 
 
-@both
+@one
 @covers("C06")
 async def test_a_thousand_subcalls_share_their_connections() -> None:
     def plan(asked: Asked) -> FakeReply:

@@ -47,7 +47,7 @@ async def test_a_cell_that_does_not_end(code: str, kept: bool | None) -> None:
             assert kept is None or f"{kept} 42" in after.stdout
 
 
-@both
+@one
 @pytest.mark.parametrize(
     "code", ["exit()", "quit()", "import sys\nsys.exit()", "import sys\nsys.exit(3)", "raise SystemExit"]
 )
@@ -60,7 +60,7 @@ async def test_leaving_ends_the_cell_only(code: str) -> None:
             assert (await repl.execute("print(mine)")).stdout == "7\n"
 
 
-@both
+@one
 @pytest.mark.parametrize(
     "code", ["import os\nos._exit(1)", "import os\nos.kill(os.getpid(), 9)"], ids=["_exit", "kill"]
 )
@@ -159,7 +159,7 @@ async def test_an_answer_that_refers_to_itself_is_text() -> None:
         assert "[1, [...]]" in ((await run([knot])).answer or "")
 
 
-@both
+@one
 @pytest.mark.parametrize(
     "code",
     [

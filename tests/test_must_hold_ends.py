@@ -97,8 +97,11 @@ def host(then: str, folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[
 ENDLESS = {"loop": "while True: pass", "sleep": "import time\ntime.sleep(600)", "call": "llm_query('hang')"}
 
 
-@pytest.mark.parametrize("then", ENDLESS)
-@pytest.mark.parametrize("ends", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    ("ends", "then"),
+    [*((signal.SIGKILL, then) for then in ENDLESS), (signal.SIGTERM, "loop"), (signal.SIGINT, "sleep")],
+    ids=str,
+)
 def test_a_host_that_ends_leaves_nothing(then: str, ends: signal.Signals, folder: Path) -> None:
     with host(ENDLESS[then], folder) as (process, _descendants):
         process.send_signal(ends)

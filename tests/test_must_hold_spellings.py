@@ -10,8 +10,6 @@ from .cases.runs import run
 
 pytestmark = pytest.mark.anyio
 
-both = pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
-
 WIDTH = 6
 ASK = {
     "batch": "rs = llm_query_batched(qs)",
@@ -88,8 +86,9 @@ def _turns(code: str) -> list[str]:
 WANTED = "|".join(f"Q{i}" for i in range(WIDTH))
 
 
-@both
-@pytest.mark.parametrize("spelling", ASK)
+@pytest.mark.parametrize(
+    ("anyio_backend", "spelling"), [*(("asyncio", s) for s in ASK), *(("trio", s) for s in ("batch", "gather", "pool"))]
+)
 async def test_asked_at_once(spelling: str) -> None:
     sub = SubModel(str.upper, hold=True)
 
@@ -105,8 +104,9 @@ async def test_asked_at_once(spelling: str) -> None:
     assert sub.max_in_flight == WIDTH
 
 
-@both
-@pytest.mark.parametrize("spelling", ONE_BY_ONE)
+@pytest.mark.parametrize(
+    ("anyio_backend", "spelling"), [*(("asyncio", s) for s in ONE_BY_ONE), *(("trio", s) for s in ("loop", "async"))]
+)
 async def test_asked_one_by_one(spelling: str) -> None:
     with anyio.fail_after(10):
         outcome = await run(_turns(ONE_BY_ONE[spelling]), sub=SubModel(str.upper))
