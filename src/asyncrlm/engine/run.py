@@ -14,6 +14,7 @@ from ..errors import ErrorThresholdExceededError, LimitError, LMError, TimeoutEx
 from ..lm.base import LMReply
 from ..lm.clients import ClientSpec
 from ..repl.context import ContextInfo, check_prompt_type, describe
+from ..repl.scope import DepthScope
 from ..repl.session import CellOutcome, Session
 from ..repl.tools import HostTools
 from ..types import StopReason
@@ -142,7 +143,7 @@ class Run:
         self._open_history(context)
         session = Session(
             configuration.environment,
-            tree.scope,
+            DepthScope(tree.scope, self.depth),
             RunServices(self),
             tools=self._tools,
             raise_errors=tree.limits.on_subcall_error == "raise",

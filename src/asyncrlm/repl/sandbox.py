@@ -17,7 +17,11 @@ T = TypeVar("T")
 
 
 class Scope(Protocol):
-    """What outlives a run: the engine scope of an `AsyncRLM`, or a `Repl`'s own."""
+    """What outlives a run: the engine scope of an `AsyncRLM`, or a `Repl`'s own.
+
+    It may have two attributes more: `long_lived`, true where it pays to keep spare workers, and `depth`, that of the
+    run it is passed to, so that a driver short of room never lets parents hold what their children need.
+    """
 
     async def shared(self, key: Hashable, factory: Callable[[], AbstractAsyncContextManager[T]]) -> T:
         """The value of the context manager entered under `key`: entered by the first who asks, left with the scope.

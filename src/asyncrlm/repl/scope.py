@@ -112,3 +112,12 @@ class ResourceScope:
         if entry.manager is not None:
             with anyio.move_on_after(self._grace, shield=True):
                 await entry.manager.__aexit__(None, None, None)
+
+
+class DepthScope:
+    """A scope as a run at `depth` sees it."""
+
+    def __init__(self, scope: ResourceScope, depth: int) -> None:
+        self.shared = scope.shared
+        self.long_lived = scope.long_lived
+        self.depth = depth
