@@ -3,11 +3,21 @@
 Standard library only. On systems other than Linux only the resource limits hold.
 """
 
+from __future__ import annotations
+
 import ctypes
 import os
 import resource
 import struct
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    Rule = tuple[str | int, int]  # a path or an O_PATH descriptor, and the rights below it
+    Instruction = tuple[int, int, int, int]  # of BPF: code, jump if true, jump if false, operand
+    Numbers = tuple[int | None, int | None]  # of a system call: x86_64, aarch64
 
 LINUX = sys.platform.startswith("linux")
 MACHINE = os.uname().machine
@@ -18,12 +28,12 @@ PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_SECUREBITS, PR_SET_CHILD_SUBREAPER, PR_
 _NO_ROOT = 0xEF
 
 
-def prctl(*args):
+def prctl(*args: int) -> int:
     """The C library's prctl; returns 0 or -1."""
     return _libc.prctl(*(ctypes.c_ulong(x) for x in (args + (0,) * 5)[:5]))
 
 
-def failure(what):
+def failure(what: str) -> OSError:
     """The OSError of the last call through ctypes."""
     number = ctypes.get_errno()
     return OSError(number, f"{what}: {os.strerror(number)}")
@@ -38,7 +48,7 @@ _ON_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE  # the rights a rule
 SCOPE_ABSTRACT_SOCKET, SCOPE_SIGNAL = 1, 2
 
 
-def _landlock_abi():
+def _landlock_abi() -> int:
     return max(0, _libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1)) if LINUX else 0
 
 
@@ -51,7 +61,7 @@ TAKE = READ | _REMOVE_FILE
 WORK = _ALL_RIGHTS & ~(_MAKE_CHAR | _MAKE_BLOCK)
 
 
-def restrict(rules=(), files=0, net=0, scope=0):
+def restrict(rules: Iterable[Rule] = (), files: int = 0, net: int = 0, scope: int = 0) -> None:
     """Enter a Landlock domain. `rules` are (path or O_PATH descriptor, rights); a path that isn't there has no rule."""
     attributes = struct.pack("QQQ", files, net, scope)[: 24 if LANDLOCK_ABI >= 6 else 16 if LANDLOCK_ABI >= 4 else 8]
     ruleset = _libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
@@ -67,7 +77,7 @@ def restrict(rules=(), files=0, net=0, scope=0):
         os.close(ruleset)
 
 
-def _add_rule(ruleset, place, rights):
+def _add_rule(ruleset: int, place: str | int, rights: int) -> None:
     opened = None
     if not isinstance(place, int):
         try:
@@ -84,7 +94,7 @@ def _add_rule(ruleset, place, rights):
             os.close(opened)
 
 
-def _is_folder(fd):
+def _is_folder(fd: int) -> bool:
     return os.fstat(fd).st_mode & 0o170000 == 0o040000
 
 
@@ -106,23 +116,23 @@ _SYSTEM = (
 )
 
 
-def python_places():
+def python_places() -> list[str]:
     """Where this interpreter, its library and its packages lie; never a whole prefix, which may be a project's root."""
     prefixes = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
     inside = ("bin", "lib", "lib64", "libexec", "include", "share", "ssl", "pyvenv.cfg")
     return sorted({os.path.join(p, d) for p in prefixes for d in inside} | {os.path.realpath(sys.executable)})
 
 
-def open_rules(packages):
+def open_rules(packages: Iterable[str]) -> list[tuple[int, int]]:
     """The rules every worker of a template shares, as O_PATH descriptors opened once."""
     # Not /dev/zero for writing: mapped shared it is memory that no limit counts.
     readable = [os.path.realpath(p) for p in (*_SYSTEM, "/dev/zero", *python_places(), *packages) if os.path.exists(p)]
     # A rule costs time in every worker: none for what lies inside another's folder.
-    kept = []
+    kept: list[str] = []
     for path in sorted(set(readable)):
         if not (kept and path.startswith(kept[-1] + os.sep)):
             kept.append(path)
-    rules = []
+    rules: list[tuple[int, int]] = []
     for rights, paths in ((READ, kept), (USE, ("/dev/null", "/dev/full"))):
         for path in paths:
             try:
@@ -132,7 +142,7 @@ def open_rules(packages):
     return rules
 
 
-def landlock(rules):
+def landlock(rules: Iterable[Rule]) -> None:
     """Only what `rules` say may be opened; no TCP; signals and abstract sockets reach this domain only."""
     restrict(rules, _ALL_RIGHTS, 3 if LANDLOCK_ABI >= 4 else 0, 3 if LANDLOCK_ABI >= 6 else 0)
 
@@ -140,7 +150,7 @@ def landlock(rules):
 # ---- seccomp ---------------------------------------------------------------------------------------------------------
 
 # System call numbers: x86_64, aarch64; None where the architecture has no such call.
-_DENIED = {
+_DENIED: dict[str, Numbers] = {
     # The network: every family of socket() passes Landlock but TCP, so none may be made.
     "socket": (41, 198),
     "connect": (42, 203),
@@ -232,7 +242,7 @@ _DENIED = {
 }
 # Modes and times: needed by shutil, zipfile, tarfile. Where the mounts outside the working folder are read-only they
 # work; elsewhere they succeed and change nothing, since a filter can't tell one path from another.
-_METADATA = {
+_METADATA: dict[str, Numbers] = {
     "chmod": (90, None),
     "fchmod": (91, 52),
     "fchmodat": (268, 53),
@@ -244,7 +254,7 @@ _METADATA = {
 }
 # Allowed on the caller itself: (numbers, what the first arguments must be). A user's or a group's priority is not one's
 # own.
-_OWN_ONLY = (
+_OWN_ONLY: tuple[tuple[tuple[int, int], tuple[int, ...]], ...] = (
     ((302, 261), (0,)),  # prlimit64
     ((203, 122), (0,)),  # sched_setaffinity
     ((144, 119), (0,)),  # sched_setscheduler
@@ -254,7 +264,7 @@ _OWN_ONLY = (
     ((251, 30), (1, 0)),  # ioprio_set
 )
 # Where a mode is given: (numbers, which argument). None may make a file that runs as its owner.
-_MODES = (
+_MODES: tuple[tuple[Numbers, int], ...] = (
     ((90, None), 1),  # chmod
     ((91, 52), 1),  # fchmod
     ((268, 53), 2),  # fchmodat
@@ -291,20 +301,20 @@ _ALLOW = (_RETURN, 0, 0, 0x7FFF0000)
 _EPERM, _ENOSYS, _SUCCESS = (1, 38, 0)
 
 
-def _errno(number):
+def _errno(number: int) -> Instruction:
     return (_RETURN, 0, 0, 0x50000 | number)
 
 
-def _argument(n):
+def _argument(n: int) -> Instruction:
     # The kernel ignores the upper halves of these arguments, so the filter does too.
     return (_LOAD, 0, 0, 16 + 8 * n)
 
 
-def _on(number, *body):
+def _on(number: int, *body: Instruction) -> list[Instruction]:
     return [(_EQUAL, 0, len(body), number), *body]
 
 
-def filter_program(quiet_metadata):
+def filter_program(quiet_metadata: bool) -> bytes:
     """The BPF program as bytes; `quiet_metadata`: chmod and utime succeed and do nothing."""
     which, architecture = _ARCHITECTURES[MACHINE]
     program = [
@@ -315,18 +325,18 @@ def filter_program(quiet_metadata):
         (_AT_LEAST, 0, 1, 0x40000000),
         _errno(_EPERM),  # x32
     ]
-    denied = [n[which] for n in _DENIED.values() if n[which] is not None]
+    denied = [number for n in _DENIED.values() if (number := n[which]) is not None]
     if LANDLOCK_ABI < 3:
         denied.append(_TRUNCATE_CALL[which])
     for number in denied:
         program += _on(number, _errno(_EPERM))
     if quiet_metadata:
         for numbers in _METADATA.values():
-            if numbers[which] is not None:
-                program += _on(numbers[which], _errno(_SUCCESS))
+            if (number := numbers[which]) is not None:
+                program += _on(number, _errno(_SUCCESS))
     for numbers, n in _MODES:
-        if numbers[which] is not None:
-            program += _on(numbers[which], _argument(n), (_ANY_BIT, 0, 1, 0o6000), _errno(_EPERM), _ALLOW)
+        if (number := numbers[which]) is not None:
+            program += _on(number, _argument(n), (_ANY_BIT, 0, 1, 0o6000), _errno(_EPERM), _ALLOW)
     for numbers, values in _OWN_ONLY:
         checks = [line for n, v in enumerate(values) for line in (_argument(n), (_EQUAL, 1, 0, v), _errno(_EPERM))]
         program += _on(numbers[which], *checks, _ALLOW)
@@ -353,7 +363,7 @@ def filter_program(quiet_metadata):
     return b"".join(struct.pack("HBBI", *line) for line in program)
 
 
-def seccomp(program):
+def seccomp(program: bytes) -> None:
     """Enter a filter made by `filter_program`."""
     code = ctypes.create_string_buffer(program, len(program))
     header = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code)))
@@ -365,7 +375,7 @@ def seccomp(program):
 # ---- limits and capabilities -----------------------------------------------------------------------------------------
 
 
-def limit(limits):
+def limit(limits: Mapping[str, int]) -> None:
     """Set resource limits (name without RLIMIT_ → value), soft and hard, never above the hard limit there is."""
     for name, value in limits.items():
         which = getattr(resource, "RLIMIT_" + name, None)
@@ -377,7 +387,7 @@ def limit(limits):
         resource.setrlimit(which, (value, value))
 
 
-def drop_capabilities():
+def drop_capabilities() -> None:
     """Give up every capability, for good: no program that is run brings one back, whoever its owner is."""
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     prctl(PR_SET_SECUREBITS, _NO_ROOT)  # refused without CAP_SETPCAP, where there is nothing to give up

@@ -4,6 +4,8 @@ It reads requests (JSON with three descriptors: channel, standard output, standa
 watches the host: when the host is gone, however it went, every worker goes, and so does the folder of the template.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import gc
@@ -19,8 +21,23 @@ import socket
 import sys
 import time
 import traceback
+from typing import TYPE_CHECKING
 
 from . import confine, warden
+
+if TYPE_CHECKING:
+    from typing import NoReturn, TypedDict
+
+    class Options(TypedDict):
+        """What the host starts a template with: its pid, and descriptors that it passes."""
+
+        control: int
+        host: int
+        home: str
+        lock: int
+        mode: str
+        packages: list[str]
+
 
 # What cells and the worker use most, imported once for all workers. Not more: each megabyte slows every fork.
 _WARM = """
@@ -30,22 +47,22 @@ textwrap threading time traceback types typing
 """
 
 
-def _import_all():
+def _import_all() -> None:
     for name in _WARM.split():
         try:
             importlib.import_module(name)
         except ImportError:  # an interpreter built without it
             continue
-    from . import main  # noqa: F401, PLC0415 - the rest of the worker, imported here to be warm
+    importlib.import_module(".main", __package__)  # the rest of the worker
 
 
-def _only_packages(extra):
+def _only_packages(extra: list[str]) -> list[str]:
     """Keep the library and installed packages on sys.path: nothing that an editable install or a .pth file added."""
     installed = [*site.getsitepackages(), *extra]
     library = {os.path.dirname(os.__file__)}
     prefixes = (sys.base_prefix + os.sep, sys.base_exec_prefix + os.sep)
 
-    def of_library(path):
+    def of_library(path: str) -> bool:
         inside = path.startswith(prefixes) and os.path.basename(path) not in ("site-packages", "dist-packages")
         return inside and (path in library or os.path.dirname(path) in library or path.endswith(".zip"))
 
@@ -60,7 +77,7 @@ def _only_packages(extra):
 # ---- what this machine allows ----------------------------------------------------------------------------------------
 
 
-def _allowed(flags, ids, plan, home, pid_max=False):
+def _allowed(flags: int, ids: tuple[int, int], plan: list[str], home: str, pid_max: bool = False) -> bool:
     """Whether a child may have these namespaces and mounts. Container profiles, AppArmor and sysctls may say no."""
     try:
         pid = warden.clone(flags)
@@ -81,7 +98,7 @@ def _allowed(flags, ids, plan, home, pid_max=False):
     return os.waitpid(pid, 0)[1] == 0
 
 
-def _pid_max_is_own():
+def _pid_max_is_own() -> bool:
     # Before 6.14 this file is the whole system's, in every namespace.
     numbers = os.uname().release.split("-")[0].split(".")
     try:
@@ -90,11 +107,11 @@ def _pid_max_is_own():
         return False
 
 
-def choose(wanted, home):
+def choose(wanted: str, home: str) -> warden.Facts:
     """What is in force here: the first of pidns, scope, walk that works, or the one `wanted`."""
     ids = os.getuid(), os.getgid()
     user = 0 if ids[0] == 0 else warden.NEWUSER  # in one of its own, RLIMIT_NPROC counts this worker alone
-    facts = {
+    facts: warden.Facts = {
         "python": sys.version.split()[0],
         "mode": "walk",
         "flags": 0,
@@ -111,14 +128,14 @@ def choose(wanted, home):
         for plan in (["readonly", "proc"], ["readonly"], ["proc"], []):
             flags = user | warden.NEWPID | (warden.NEWNS if plan else 0)
             if _allowed(flags, ids, plan, home):
-                facts.update(mode="pidns", flags=flags, mounts=plan, userns=bool(user))
+                facts.update({"mode": "pidns", "flags": flags, "mounts": plan, "userns": bool(user)})
                 if not user and "proc" in plan and _pid_max_is_own():
                     facts["pid_max"] = _allowed(flags, ids, plan, home, pid_max=True)
                 return facts
     if wanted in ("auto", "scope") and confine.LANDLOCK_ABI >= 6:
         facts["mode"] = "scope"
         if user and _allowed(user, ids, [], home):
-            facts.update(flags=user, userns=True)
+            facts.update({"flags": user, "userns": True})
     return facts
 
 
@@ -128,7 +145,7 @@ def choose(wanted, home):
 class Template:
     """The state of the process: `jobs` is pid of a warden → (its worker's channel, the request)."""
 
-    def __init__(self, options):
+    def __init__(self, options: Options) -> None:
         self.home, self.lock = options["home"], options["lock"]
         self.control = socket.socket(fileno=options["control"])
         self.host = os.pidfd_open(options["host"])
@@ -141,11 +158,11 @@ class Template:
         self.program = b""
         if self.facts["seccomp"]:
             self.program = confine.filter_program("readonly" not in self.facts["mounts"])
-        self.jobs = {}
+        self.jobs: dict[int, tuple[socket.socket, warden.Request]] = {}
         self.pid, self.ids = os.getpid(), (os.getuid(), os.getgid())
         self.ending = False
 
-    def run(self):
+    def run(self) -> None:
         """Serve until the host is gone or hangs up; then end everything."""
         mode = self.facts["mode"]
         confine.prctl(confine.PR_SET_CHILD_SUBREAPER, 1)
@@ -157,9 +174,9 @@ class Template:
         os.set_blocking(wake, False)
         os.set_blocking(waker, False)
         signal.set_wakeup_fd(waker)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, lambda *_: setattr(self, "ending", True))
+        signal.signal(signal.SIGTERM, lambda _number, _frame: setattr(self, "ending", True))
         sys.argv[:] = [""]
         gc.collect()
         gc.freeze()
@@ -178,7 +195,7 @@ class Template:
                     self.ending = True
         self.end()
 
-    def take_request(self):
+    def take_request(self) -> bool:
         """Start one worker; False if the host hung up."""
         try:
             data, fds, _, _ = socket.recv_fds(self.control, 1 << 18, 3)
@@ -186,7 +203,7 @@ class Template:
             return False
         if not data:
             return False
-        request = json.loads(data)
+        request: warden.Request = json.loads(data)
         channel, out, err = socket.socket(fileno=fds[0]), fds[1], fds[2]
         try:
             self.start(request, channel, out, err)
@@ -199,7 +216,7 @@ class Template:
             os.close(err)
         return True
 
-    def start(self, request, channel, out, err):
+    def start(self, request: warden.Request, channel: socket.socket, out: int, err: int) -> None:
         """Clone the warden of one worker."""
         folder = request["folder"] = os.path.join(self.home, request["token"])
         request["files"] = os.path.join(folder, "files")
@@ -213,7 +230,7 @@ class Template:
             self.become_warden(request, channel, out, err)
         self.jobs[pid] = channel, request
 
-    def become_warden(self, request, channel, out, err):
+    def become_warden(self, request: warden.Request, channel: socket.socket, out: int, err: int) -> NoReturn:
         try:
             self.control.detach()
             for other, _ in self.jobs.values():
@@ -226,7 +243,7 @@ class Template:
         finally:
             os._exit(72)
 
-    def reap(self):
+    def reap(self) -> None:
         """Bury wardens that ended: what they could not end, their folders, and last of all their channels."""
         while True:
             try:
@@ -245,12 +262,12 @@ class Template:
                 warden.say_exited(channel, None, "its warden was killed")
             channel.close()
 
-    def remove(self, request):
+    def remove(self, request: warden.Request) -> None:
         """Remove the folder of one worker."""
         if os.path.exists(request["folder"]):
             warden.remove_folders(request)
 
-    def end_strays(self):
+    def end_strays(self) -> None:
         """A warden was killed: what was below it is now below us, and what is no living warden was a dead one's."""
         end = time.monotonic() + 2
         while time.monotonic() < end:
@@ -262,7 +279,7 @@ class Template:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, 0)
 
-    def end(self):
+    def end(self) -> None:
         """End all workers and remove the folder of the template."""
         mode = self.facts["mode"]
         if mode == "walk":  # each warden sweeps its own; then what is left
@@ -279,20 +296,20 @@ class Template:
         shutil.rmtree(self.home, ignore_errors=True)
 
 
-def _raise_own_limit():
+def _raise_own_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _bound_arenas():
+def _bound_arenas() -> None:
     # Each arena of glibc reserves 64 MiB of address space; M_ARENA_MAX is -8. Other C libraries have no such call.
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(-8, 2)
 
 
-def main(options):
+def main(options: str) -> None:
     """Run the template; `options` is the host's JSON."""
     template = Template(json.loads(options))
     template.run()

@@ -4,6 +4,8 @@ Three ways to end them, told apart by `mode`: "pidns" (the warden is pid 1 of a 
 a Landlock domain that scopes signals), "walk" (through /proc: best effort).
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import json
@@ -14,8 +16,44 @@ import socket
 import sys
 import time
 import traceback
+from typing import TYPE_CHECKING
 
 from . import confine
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Sequence
+    from io import TextIOWrapper
+    from typing import Literal, NoReturn, TypedDict
+
+    Mode = Literal["pidns", "scope", "walk"]
+
+    class Facts(TypedDict):
+        """What the template found in force on this machine."""
+
+        python: str
+        mode: Mode
+        flags: int  # those of clone
+        mounts: list[str]
+        userns: bool
+        landlock: int  # the version of its interface, 0 without it
+        seccomp: bool
+        pid_max: bool
+
+    class Request(TypedDict):
+        """What a worker is started with: the host's JSON, and the folders that `Template.start` adds."""
+
+        token: str
+        confine: bool
+        read: list[str]
+        work: str  # the host's may be null: a folder of the worker's own
+        size: int | None
+        limits: dict[str, int]
+        pid_max: int | None
+        env: dict[str, str]
+        in_force: dict[str, str | None]
+        folder: str
+        files: str
+
 
 NEWNS, NEWUSER, NEWPID = 0x20000, 0x10000000, 0x20000000
 _CLONE = {"x86_64": 56, "aarch64": 220}.get(confine.MACHINE)
@@ -26,7 +64,7 @@ _RECURSIVE, _AT_FDCWD = 0x8000, -100
 _MOUNT_SETATTR = 442
 
 
-def clone(flags):
+def clone(flags: int) -> int:
     """os.fork with CLONE_NEW* flags. unshare(NEWPID) works once in a process, and would cost a process more."""
     if not flags:
         return os.fork()
@@ -42,7 +80,7 @@ def clone(flags):
     return pid
 
 
-def map_ids(uid, gid):
+def map_ids(uid: int, gid: int) -> None:
     """In a new user namespace: be who we were, and nobody else."""
     for name, text in (
         ("setgroups", "deny"),
@@ -53,19 +91,19 @@ def map_ids(uid, gid):
             f.write(text)
 
 
-def _mount(source, target, kind, flags, data=None):
+def _mount(source: bytes | None, target: str, kind: bytes | None, flags: int, data: bytes | None = None) -> None:
     if _libc.mount(source, os.fsencode(target), kind, ctypes.c_ulong(flags), data):
         raise confine.failure("mount " + target)
 
 
-def _read_only(target, on, flags=0):
+def _read_only(target: str, on: bool, flags: int = 0) -> None:
     attributes = (ctypes.c_uint64 * 4)(_READONLY if on else 0, 0 if on else _READONLY, 0, 0)
     path = os.fsencode(target)
     if _libc.syscall(_MOUNT_SETATTR, _AT_FDCWD, path, ctypes.c_uint(flags), attributes, ctypes.c_size_t(32)):
         raise confine.failure("mount_setattr " + target)
 
 
-def mounts(plan, folders=(), sized=None):
+def mounts(plan: Container[str], folders: Iterable[str] = (), sized: tuple[str, int] | None = None) -> None:
     """In a new mount namespace, what `plan` names.
 
     "readonly": nothing but `folders` can be changed, be it content, mode, owner or times; the folder of `sized`
@@ -85,7 +123,7 @@ def mounts(plan, folders=(), sized=None):
         _mount(b"tmpfs", "/dev/shm", b"tmpfs", 6, b"size=64m,nr_inodes=4096,mode=1777")
 
 
-def _tmpfs(folder, size):
+def _tmpfs(folder: str, size: int) -> None:
     options = f"size={size},nr_inodes=65536,mode=0700"
     _mount(b"tmpfs", folder, b"tmpfs", 6, options.encode())
 
@@ -93,20 +131,20 @@ def _tmpfs(folder, size):
 # ---- ending processes ------------------------------------------------------------------------------------------------
 
 
-def signal_quietly(pid, number):
+def signal_quietly(pid: int, number: int) -> None:
     """Send a signal to a process that may be gone."""
     with contextlib.suppress(OSError):
         os.kill(pid, number)
 
 
-def children():
+def children() -> list[int]:
     """The pids of this process's children, ended ones included."""
     with open(f"/proc/self/task/{os.getpid()}/children") as f:
         return [int(pid) for pid in f.read().split()]
 
 
-def _below(root):
-    by_parent = {}
+def _below(root: int) -> list[int]:
+    by_parent: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
@@ -118,7 +156,8 @@ def _below(root):
         state, parent = line[line.rindex(b")") + 2 :].split()[:2]
         if state not in b"ZX":
             by_parent.setdefault(int(parent), []).append(int(name))
-    found, todo = [], [root]
+    found: list[int] = []
+    todo = [root]
     while todo:
         for pid in by_parent.get(todo.pop(), ()):
             found.append(pid)
@@ -126,7 +165,7 @@ def _below(root):
     return found
 
 
-def sweep(mode):
+def sweep(mode: Mode) -> None:
     """End and reap everything below this process, which must be pid 1 or a subreaper.
 
     kill(-1) is atomic against fork: the kernel holds the list of tasks while it walks it, and a fork whose parent has a
@@ -143,10 +182,11 @@ def sweep(mode):
             return
 
 
-def _hunt():
+def _hunt() -> None:
     # Stop all until no new one shows, then kill; then race with what forked meanwhile, on the shortest list there is.
     end = time.monotonic() + 2
-    seen, new = set(), set(_below(os.getpid()))
+    seen: set[int] = set()
+    new = set(_below(os.getpid()))
     while new - seen and time.monotonic() < end:
         for pid in new - seen:
             signal_quietly(pid, signal.SIGSTOP)
@@ -167,14 +207,14 @@ def _hunt():
 # ---- the warden itself -----------------------------------------------------------------------------------------------
 
 
-def say_exited(channel, status, reason=""):
+def say_exited(channel: socket.socket, status: int | None, reason: str = "") -> None:
     """The last frame of a worker's channel; best effort, since its reader may be gone or slow."""
     frame = "\n" + json.dumps({"t": "exited", "status": status, "reason": reason}) + "\n"
     with contextlib.suppress(OSError):
         channel.send(frame.encode(), socket.MSG_DONTWAIT)
 
 
-def remove_folders(request):
+def remove_folders(request: Request) -> None:
     """Remove what belongs to one worker; never the user's own working folder."""
     folder = request["folder"]
     try:  # most often they are empty
@@ -186,7 +226,17 @@ def remove_folders(request):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def guard(facts, request, channel, out, err, shared_rules, program, parent, ids):
+def guard(
+    facts: Facts,
+    request: Request,
+    channel: socket.socket,
+    out: int,
+    err: int,
+    shared_rules: Sequence[tuple[int, int]],
+    program: bytes,
+    parent: int,
+    ids: tuple[int, int],
+) -> NoReturn:
     """Run in the process cloned for one worker. Forks the worker, waits for its end, ends the rest. Never returns."""
     mode, confined = facts["mode"], request["confine"]
     if facts["userns"]:
@@ -218,7 +268,7 @@ def guard(facts, request, channel, out, err, shared_rules, program, parent, ids)
     os._exit(0)
 
 
-def _prepare_namespace(facts, request):
+def _prepare_namespace(facts: Facts, request: Request) -> None:
     if os.getpid() != 1:
         os._exit(72)
     if request["confine"] and facts["mounts"]:
@@ -229,8 +279,8 @@ def _prepare_namespace(facts, request):
             f.write(str(request["pid_max"]))
 
 
-def _prepare_scope(mode, request, parent):
-    def template_is_gone(*_):
+def _prepare_scope(mode: Mode, request: Request, parent: int) -> None:
+    def template_is_gone(*_: object) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         sweep(mode)
         remove_folders(request)
@@ -245,7 +295,15 @@ def _prepare_scope(mode, request, parent):
         confine.restrict(scope=confine.SCOPE_SIGNAL)  # the domain that kill(-1) will empty
 
 
-def _become_worker(facts, request, channel, out, err, shared_rules, program):
+def _become_worker(
+    facts: Facts,
+    request: Request,
+    channel: socket.socket,
+    out: int,
+    err: int,
+    shared_rules: Sequence[tuple[int, int]],
+    program: bytes,
+) -> NoReturn:
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -274,7 +332,7 @@ def _become_worker(facts, request, channel, out, err, shared_rules, program):
         os._exit(70)
 
 
-def _take_descriptors(channel, out, err, keep):
+def _take_descriptors(channel: socket.socket, out: int, err: int, keep: Iterable[int]) -> int:
     """Descriptors 0 to 2 as a program expects them, the channel above, everything else but `keep` closed."""
     null = os.open(os.devnull, os.O_RDWR)
     for source, target in ((null, 0), (out, 1), (err, 2)):
@@ -286,12 +344,12 @@ def _take_descriptors(channel, out, err, keep):
     return fd
 
 
-def _stream(fd, mode):
+def _stream(fd: int, mode: Literal["r", "w"]) -> TextIOWrapper:
     buffering = 1 if mode == "w" else -1  # lines, so that what a cell prints keeps its order with what C code writes
     return open(fd, mode, buffering, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
-def close_others(keep):
+def close_others(keep: Iterable[int]) -> None:
     """Close every descriptor above 2 but those of `keep`."""
     last = 2
     for fd in sorted(keep):
@@ -300,10 +358,10 @@ def close_others(keep):
     os.closerange(last + 1, os.sysconf("SC_OPEN_MAX"))
 
 
-def _confine(facts, request, shared_rules, program):
+def _confine(facts: Facts, request: Request, shared_rules: Iterable[tuple[int, int]], program: bytes) -> None:
     confine.drop_capabilities()
     if facts["landlock"]:
-        rules = [
+        rules: list[confine.Rule] = [
             *shared_rules,
             *((p, confine.READ) for p in request["read"]),
             ("/proc" if "proc" in facts["mounts"] else "/proc/self", confine.READ),
