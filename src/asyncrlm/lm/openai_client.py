@@ -122,15 +122,12 @@ class Connection:
         Raises:
             LMError: for every failure, classified; no secret in its text.
         """
-        sent = self._headers.copy()
-        if callable(self._settings.api_key):
-            sent["authorization"] = f"Bearer {await _fresh_key(self._settings.api_key)}"
-        if headers:
-            _add_headers(sent, headers)
+        sent = self._headers  # the request copies them
+        if headers or callable(self._settings.api_key):
+            sent = await self._own_headers(headers or {})
         url = self._with_query(self._url, query) if query else self._url
         request = self._request("POST", url, headers=sent, content=body)
         total = timeout if timeout is not None else self._total
-        secrets = (*self._settings.secrets, sent.get("authorization", "").removeprefix("Bearer "))
         try:
             if total is None:
                 response = await self._http.send(request, follow_redirects=False)
@@ -138,10 +135,20 @@ class Connection:
                 with anyio.fail_after(total):
                     response = await self._http.send(request, follow_redirects=False)
         except self._faults as fault:
-            raise self._classified(fault, secrets) from fault
+            raise self._classified(fault, self._secrets(sent)) from fault
         if response.status_code == 200:
             return response.content
-        raise self._refused(response, secrets)
+        raise self._refused(response, self._secrets(sent))
+
+    async def _own_headers(self, more: Mapping[str, str | None]) -> httpx2.Headers:
+        headers = self._headers.copy()
+        if callable(self._settings.api_key):
+            headers["authorization"] = f"Bearer {await _fresh_key(self._settings.api_key)}"
+        _add_headers(headers, more)
+        return headers
+
+    def _secrets(self, sent: httpx2.Headers) -> tuple[str, ...]:
+        return (*self._settings.secrets, sent.get("authorization", "").removeprefix("Bearer "))
 
     def _refused(self, response: httpx2.Response, secrets: tuple[str, ...]) -> LMError:
         if response.is_success:
@@ -222,7 +229,8 @@ def _static_headers(settings: ConnectionSettings, sdk: AsyncOpenAI) -> httpx2.He
     own |= {"openai-project"} if settings.project else set()
     ambient = is_ambient(origin_of(str(sdk.base_url)))
     given = {name.lower(): value for name, value in sdk.default_headers.items() if isinstance(value, str)}
-    kept = {name: v for name, v in given.items() if ambient or name in own or name.startswith("x-stainless-")}
+    # The SDK's own telemetry stays out: it is a dozen headers a request, and what it tells is the SDK's way of sending.
+    kept = {name: v for name, v in given.items() if name in own or (ambient and not name.startswith("x-stainless-"))}
     # Replies are a few kB: unpacking them costs more than it saves, and nobody can send a bomb.
     headers = httpx2.Headers({"accept-encoding": "identity"})
     if isinstance(settings.api_key, str):

@@ -44,7 +44,7 @@ from .sandbox import Exit, Sandbox
 
 FEW = 4
 """Up to so many calls outstanding, a reply is sent at once; beyond, those of one pass of the loop travel together."""
-FAIR_FRAMES = 256
+FAIR_FRAMES = 16
 """Frames taken in a row before other tasks get their turn, so that a flood starves nobody."""
 FAIR_BYTES = 1 << 16
 GARBAGE_GRACE = 1.0
