@@ -71,7 +71,7 @@ def pytest_unconfigure() -> None:
     for path in _records:
         records = path.read_bytes()
         path.unlink()
-        total = CoverageData(os.environ.get("COVERAGE_FILE", ".coverage"), suffix="template")
+        total = CoverageData(os.environ.get("COVERAGE_FILE", ".coverage"), suffix=f"template-{os.getpid()}")
         while records:
             size = int.from_bytes(records[:SIZE], "big")
             one = CoverageData(no_disk=True)
