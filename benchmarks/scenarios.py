@@ -284,7 +284,7 @@ async def many_runs(engine: Engine, p: Params, server: Server) -> Figures:
 
     async with engine.open(server.url, Options(model=model)) as complete:
         await attempt(complete, named("warm"), "warm")
-    settle()
+        settle()
         start = time.perf_counter()
         async with Stalls() as stalls:
             got = await asyncio.gather(*[attempt(complete, named(str(i)), str(i)) for i in range(n)])
