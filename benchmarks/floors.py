@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from measure import Memory, Stalls, cpu_seconds, median
+from measure import Memory, Stalls, cpu_seconds, median, settle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Iterable
@@ -64,6 +64,7 @@ async def warmed(client: Bare, width: int, server: Server) -> AsyncGenerator[Ask
     async with client.open(server.url, width) as ask:
         server.configure()
         await echo(ask, "warm")
+        settle()
         yield ask
 
 

@@ -6,6 +6,7 @@ Memory and process trees come from `/proc` and are Linux only; elsewhere they re
 from __future__ import annotations
 
 import asyncio
+import gc
 import resource
 import statistics
 import time
@@ -110,6 +111,13 @@ class TreeMemory:
         """Bytes by which the peak between these times is above what was there before."""
         before = max((sample for sample in self._samples if sample[0] <= start), default=(0.0, 0))[1]
         return max(0, max((size for at, size in self._samples if start <= at <= end), default=0) - before)
+
+
+def settle() -> None:
+    """Once warm, keep what is loaded out of the collector's way, as services do: a full collection that walks all the
+    modules of a vendor's SDK stalls any loop, and would be measured wherever it happened to fall."""
+    gc.collect()
+    gc.freeze()
 
 
 class Stalls:

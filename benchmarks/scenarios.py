@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import floors
 from adapters.base import Options
-from measure import Memory, Stalls, cpu_seconds, median
+from measure import Memory, Stalls, cpu_seconds, median, settle
 
 if TYPE_CHECKING:
     from adapters.base import Complete, Engine
@@ -65,6 +65,7 @@ async def warm_up(engine: Engine, complete: Complete, server: Server) -> None:
     call = engine.query('"ECHO:warm;"')
     server.configure(scripts={"root": {"turns": [engine.cell(f"x = {call}"), engine.submit(ID)]}})
     await attempt(complete, named("warm"), "warm")
+    settle()
 
 
 async def trivial(engine: Engine, p: Params, server: Server) -> Figures:
@@ -283,6 +284,7 @@ async def many_runs(engine: Engine, p: Params, server: Server) -> Figures:
 
     async with engine.open(server.url, Options(model=model)) as complete:
         await attempt(complete, named("warm"), "warm")
+        settle()
         start = time.perf_counter()
         async with Stalls() as stalls:
             got = await asyncio.gather(*[attempt(complete, named(str(i)), str(i)) for i in range(n)])

@@ -94,11 +94,13 @@ class RunServices:
             )
         await tree.callback(callbacks.on_subcall_start, run.depth + 1, spec.model, text[:PREVIEW])
         response, reply, child_id, failure = "", None, None, None
+        cut_off = True
         try:
             response, reply, child_id = await serve()
+            cut_off = False
             return response
         except RLMError as error:
-            failure = error
+            failure, cut_off = error, False
             raise
         finally:
             seconds = time.perf_counter() - started
@@ -112,7 +114,7 @@ class RunServices:
                         model=spec.model,
                         prompt=text,
                         response=response,
-                        error=str(failure) if failure else None,
+                        error="cancelled" if cut_off else str(failure) if failure else None,
                         error_kind=failure.kind if isinstance(failure, LMError) else None,
                         child_run_id=child_id,
                         input_tokens=usage.input_tokens if usage else None,
