@@ -220,9 +220,12 @@ class Template:
         """Clone the warden of one worker."""
         folder = request["folder"] = os.path.join(self.home, request["token"])
         request["files"] = os.path.join(folder, "files")
-        os.makedirs(request["files"], 0o700, exist_ok=True)  # the host may have put a file there already
-        if not request["work"]:
+        own_work = not request["work"]
+        if own_work:
             request["work"] = os.path.join(folder, "work")
+        # Only now, with the request complete: if a folder can't be made, `remove` reads it.
+        os.makedirs(request["files"], 0o700, exist_ok=True)  # the host may have put a file there already
+        if own_work:
             os.mkdir(request["work"], 0o700)
         request["env"].update(HOME=request["work"], TMPDIR=request["work"], PWD=request["work"])
         pid = warden.clone(self.facts["flags"])
