@@ -72,6 +72,26 @@ async def test_workers_kept_ahead_are_used_and_replaced(no_leaks: None) -> None:
         assert await c.value("print(3)") == 3
 
 
+async def test_a_worker_whose_folder_cannot_be_made_leaves_the_template_up(
+    monkeypatch: pytest.MonkeyPatch, no_leaks: None
+) -> None:
+    async with PlainScope() as scope, client(scope) as c:
+        pid = scope.template._process._popen.pid
+        (scope.template._process.home / "taken").write_text("a file where a folder is wanted")
+        with monkeypatch.context() as patch:
+            patch.setattr(local_template.secrets, "token_hex", lambda _size: "taken")
+            failed = await LocalEnvironment().open(scope)
+        with anyio.fail_after(CAP):
+            [frame] = await Client(failed).until_end()
+        await failed.aclose()
+        assert frame["t"] == "exited"
+        assert "could not be started" in frame["reason"]
+        async with client(scope) as after:
+            assert await after.value("print(1)") == 1
+        assert await c.value("print(2)") == 2
+        assert scope.template._process._popen.pid == pid
+
+
 async def test_more_runs_than_descriptors_queue(no_leaks: None) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 60, hard))

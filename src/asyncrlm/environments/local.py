@@ -11,12 +11,13 @@ from msgspec.structs import force_setattr
 
 from ..errors import ConfigurationError
 from ..repl.sandbox import Environment, Report, Sandbox, Scope, Settings
+from .local_order import Order, Request
 from .units import parse_bytes
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
-    from .local_template import Facts, Request
+    from .local_order import Facts
 
 # Rows of the report: what a cell may try. "strict" wants each held by something.
 ROWS = (
@@ -86,30 +87,30 @@ class LocalEnvironment(Environment, frozen=True, kw_only=True):
         from .local_template import LocalTemplate  # noqa: PLC0415 - it needs what only POSIX has
 
         python = os.fspath(self.python) if self.python is not None else sys.executable
-        packages = _host_packages() if self.python is None else []
 
         def template() -> AbstractAsyncContextManager[LocalTemplate]:
+            packages = _host_packages() if self.python is None else []
             return LocalTemplate(python, self._mode, packages, self._package)
 
         shared = await scope.shared(("local", python, self._mode, self._package), template)
-        facts = shared.facts
+        order = shared.orders.get(self)
+        if order is None:
+            order = shared.orders[self] = self._order(shared.facts)
+        return await shared.worker(
+            order, depth=getattr(scope, "depth", None), long_lived=getattr(scope, "long_lived", False)
+        )
+
+    def _order(self, facts: Facts) -> Order:
+        """What every worker with these settings is asked for with."""
         report = Report(environment=self.name, python=facts.python, isolation=self._rows(facts))
         if self.isolation == "strict" and (failing := [row for row in ROWS if not report.isolation[row]]):
             raise ConfigurationError(
                 f'isolation="strict" does not hold here for {", ".join(failing)} (mode {facts.mode}, '
                 f'Landlock ABI {facts.landlock}); isolation="auto" takes what there is'
             )
-        return await shared.worker(
-            self._request(facts, report),
-            report,
-            max(1, self.settings.max_output // 2),
-            depth=getattr(scope, "depth", None),
-            long_lived=getattr(scope, "long_lived", False),
-        )
+        return Order(self._request(facts, report), report, max(1, self.settings.max_output // 2))
 
     def _request(self, facts: Facts, report: Report) -> Request:
-        from .local_template import Request  # noqa: PLC0415 - as above
-
         settings, confine = self.settings, self.isolation != "none"
         limits = {"CORE": 0, "NOFILE": _WORKER_DESCRIPTORS}
         if (memory := parse_bytes("memory_limit", settings.memory_limit)) is not None:

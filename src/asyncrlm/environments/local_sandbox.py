@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import fcntl
 import os
 import shutil
@@ -10,6 +11,7 @@ import signal
 import socket
 import struct
 import termios
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import anyio
@@ -20,9 +22,9 @@ from ..repl.sandbox import Printed, Report, Sandbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from pathlib import Path
 
 CHUNK = 1 << 18
+_PIPE_SIZE = 1 << 16
 GRACE = 10.0
 """Seconds `aclose` waits for a killed worker to be gone; the kernel needs milliseconds, a swapping machine more."""
 _YIELD_EVERY = 16
@@ -37,6 +39,7 @@ class Output:
         self._head = bytearray()
         self._tail = bytearray()
         self._total = 0
+        self._widened = False
 
     def add(self, data: bytes) -> None:
         self._total += len(data)
@@ -82,6 +85,14 @@ class Output:
             if not data:
                 return
             self.add(data)
+            if len(data) >= _PIPE_SIZE and not self._widened:
+                self._widen()
+
+    def _widen(self) -> None:
+        # Only for who floods: what a user's pipes may hold in all is bounded.
+        self._widened = True
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, CHUNK)
 
 
 class LocalSandbox(Sandbox):
@@ -96,7 +107,7 @@ class LocalSandbox(Sandbox):
         self,
         channel: socket.socket,
         outputs: tuple[Output, Output],
-        files: Path,
+        files: str,
         report: Report,
         *,
         copies_passed: bool,
@@ -214,7 +225,7 @@ class LocalSandbox(Sandbox):
     async def put_file(self, name: str, chunks: Iterable[bytes]) -> str:
         if name in ("", ".", "..") or "/" in name or "\0" in name:
             raise ValueError(f"{name!r} is no plain file name")
-        return await anyio.to_thread.run_sync(self._write_file, self._files / name, chunks)
+        return await anyio.to_thread.run_sync(self._write_file, Path(self._files, name), chunks)
 
     def _write_file(self, path: Path, chunks: Iterable[bytes]) -> str:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -255,8 +266,8 @@ class LocalSandbox(Sandbox):
         # A descriptor comes with the host's mount, which is not read-only: through it the owner's mode and times could
         # be changed. So an owner's file is passed as an unnamed copy.
         os.close(fd)
-        self._files.mkdir(mode=0o700, parents=True, exist_ok=True)
-        copy = self._files / f".pass-{os.urandom(8).hex()}"
+        copy = Path(self._files, f".pass-{os.urandom(8).hex()}")
+        copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             shutil.copyfile(path, copy)
             return os.open(copy, os.O_RDONLY | os.O_CLOEXEC)

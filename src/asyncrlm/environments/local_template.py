@@ -17,23 +17,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import msgspec
 
 from .. import repl
 from ..errors import ConfigurationError, SandboxLost
+from .local_order import Facts, Order
 from .local_sandbox import LocalSandbox, open_pipes
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
     from types import TracebackType
 
-    from ..repl.sandbox import Report
 
 START_LIMIT = 60.0
 """Seconds a template may take to come up; it needs a twentieth of one."""
 STOP_LIMIT = 10.0
 SPARES = 4
 """Workers kept ahead by a scope that lives long; each costs 4 MB."""
+AT_ONCE = 8
+"""Workers asked for before others get their turn at the loop; each takes a fraction of a millisecond."""
 PATIENCE = 5.0
 """Seconds without any worker ending after which a run whose depth is not known goes ahead beyond its share."""
 _PREFIX = "asyncrlm-"
@@ -46,19 +50,6 @@ s.loader.exec_module(m)
 from _asyncrlm_worker import template
 template.main(sys.argv[2])
 """
-
-
-class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a template found in force on this machine; see `repl/worker/template.py`."""
-
-    python: str
-    mode: str
-    flags: int
-    mounts: list[str]
-    userns: bool
-    landlock: int
-    seccomp: bool
-    pid_max: bool
 
 
 class Process:
@@ -185,20 +176,6 @@ def sweep_homes() -> None:
             os.close(lock)
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker is started with; the template adds its folders."""
-
-    confine: bool
-    read: list[str]
-    work: str | None
-    size: int | None
-    """Bytes of the memory file system that is the working folder, where mounts are to be had."""
-    limits: dict[str, int]
-    pid_max: int | None
-    env: dict[str, str]
-    in_force: dict[str, str | None]
-
-
 class LocalTemplate:
     """What the runs of one scope share: a template process, started again if it dies, and a few workers ahead.
 
@@ -209,7 +186,11 @@ class LocalTemplate:
         self._arguments = python, mode, packages, package or Path(repl.__path__[0]) / "worker"
         self._process: Process | None = None
         self._facts: Facts | None = None
+        self.orders: dict[Hashable, Order] = {}
+        """Environment → what its workers are asked for with, where the facts hold."""
         self._starting = anyio.Lock()
+        self._turns = anyio.Lock(fast_acquire=True)
+        self._in_a_row = 0
         self._sending = anyio.Lock()  # anyio lets one task wait for a descriptor, not two
         self._sandboxes: set[LocalSandbox] = set()  # all that are open, spares included
         self._spares: dict[tuple[bytes, int], deque[LocalSandbox]] = {}
@@ -243,6 +224,7 @@ class LocalTemplate:
             assert process is not None  # noqa: S101 - a shielded scope lets every exception through
             try:
                 self._facts = await process.hello()
+                self.orders.clear()
             except BaseException:
                 await process.stop()
                 raise
@@ -262,26 +244,35 @@ class LocalTemplate:
 
     # ---- workers ----
 
-    async def worker(
-        self, request: Request, report: Report, keep: int, *, depth: int | None, long_lived: bool
-    ) -> LocalSandbox:
-        """A worker with these settings, which keeps `keep` bytes of head and of tail: one kept ahead, or a new one.
+    async def worker(self, order: Order, *, depth: int | None, long_lived: bool) -> LocalSandbox:
+        """A worker for this order: one kept ahead, or a new one.
 
         Raises:
             SandboxLost: if none can be had.
         """
-        body = msgspec.json.encode(request)
-        sandbox = await self._spare((body, keep))
+        sandbox = await self._spare(order.key)
         if sandbox is None:
+            await self._take_turns()
             await self._wait_for_room(depth)
-            sandbox = await self._spawn(request, body, report, keep, depth)
-        if long_lived and request.work is None:
+            sandbox = await self._spawn(order, depth)
+        if long_lived and order.request.work is None:
             try:
-                await self._refill(request, body, report, keep)
+                await self._refill(order)
             except BaseException:
                 await sandbox.aclose()
                 raise
         return sandbox
+
+    async def _take_turns(self) -> None:
+        """Runs that start in one pass of the loop would hold it up together: after a few, the others come one a pass.
+
+        Whoever waits its pass out has the lock meanwhile, so those behind it queue.
+        """
+        async with self._turns:
+            self._in_a_row += 1
+            if self._in_a_row >= AT_ONCE:
+                self._in_a_row = 0
+                await anyio.lowlevel.checkpoint()
 
     async def _spare(self, key: tuple[bytes, int]) -> LocalSandbox | None:
         spares = self._spares.get(key)
@@ -292,10 +283,10 @@ class LocalTemplate:
             await sandbox.aclose()
         return None
 
-    async def _refill(self, request: Request, body: bytes, report: Report, keep: int) -> None:
-        spares = self._spares.setdefault((body, keep), deque())
+    async def _refill(self, order: Order) -> None:
+        spares = self._spares.setdefault(order.key, deque())
         while len(spares) < SPARES and len(self._sandboxes) < self._most // 2:
-            spares.append(await self._spawn(request, body, report, keep, None))
+            spares.append(await self._spawn(order, None))
 
     async def _drop_spares(self) -> None:
         for spares in self._spares.values():
@@ -328,13 +319,13 @@ class LocalTemplate:
         self._released.set()
         self._released = anyio.Event()
 
-    async def _spawn(self, request: Request, body: bytes, report: Report, keep: int, depth: int | None) -> LocalSandbox:
+    async def _spawn(self, order: Order, depth: int | None) -> LocalSandbox:
         for _ in range(2):
             process = self._process or await self._start()
             token = secrets.token_hex(8)
-            sandbox, far = await self._open_ends(process.home / token / "files", request, report, keep, depth)
+            sandbox, far = await self._open_ends(f"{process.home}/{token}/files", order, depth)
             try:
-                await self._ask(process, b'{"token":"%s",%s' % (token.encode(), body[1:]), far)
+                await self._ask(process, b'{"token":"%s",%s' % (token.encode(), order.body[1:]), far)
             except OSError:  # the template is gone; once more with a new one
                 await sandbox.aclose()
                 await self._replace(process)
@@ -368,12 +359,10 @@ class LocalTemplate:
             except anyio.ClosedResourceError as e:
                 raise BrokenPipeError from e
 
-    async def _open_ends(
-        self, files: Path, request: Request, report: Report, keep: int, depth: int | None
-    ) -> tuple[LocalSandbox, list[int]]:
+    async def _open_ends(self, files: str, order: Order, depth: int | None) -> tuple[LocalSandbox, list[int]]:
         while True:
             try:
-                return self._ends(files, request, report, keep)
+                return self._ends(files, order)
             except OSError as e:
                 if e.errno not in (errno.EMFILE, errno.ENFILE):
                     raise
@@ -381,16 +370,16 @@ class LocalTemplate:
                     continue
                 raise SandboxLost("no descriptor is left for a worker: raise the limit (ulimit -n)") from e
 
-    def _ends(self, files: Path, request: Request, report: Report, keep: int) -> tuple[LocalSandbox, list[int]]:
+    def _ends(self, files: str, order: Order) -> tuple[LocalSandbox, list[int]]:
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            outputs, far_ends = open_pipes(keep)
+            outputs, far_ends = open_pipes(order.keep)
         except OSError:
             near.close()
             far.close()
             raise
         near.setblocking(False)
-        copies = request.confine and "readonly" in self.facts.mounts
-        sandbox = LocalSandbox(near, outputs, files, report, copies_passed=copies, on_closed=self._forget)
+        copies = order.request.confine and "readonly" in self.facts.mounts
+        sandbox = LocalSandbox(near, outputs, files, order.report, copies_passed=copies, on_closed=self._forget)
         self._sandboxes.add(sandbox)
         return sandbox, [far.detach(), *far_ends]

@@ -5,7 +5,9 @@ Standard library only. On systems other than Linux only the resource limits hold
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import os
 import resource
 import struct
@@ -62,7 +64,7 @@ WORK = _ALL_RIGHTS & ~(_MAKE_CHAR | _MAKE_BLOCK)
 
 
 def restrict(rules: Iterable[Rule] = (), files: int = 0, net: int = 0, scope: int = 0) -> None:
-    """Enter a Landlock domain. `rules` are (path or O_PATH descriptor, rights); a path that isn't there has no rule."""
+    """Enter a Landlock domain. `rules` are (path, rights), of paths that are there, or what `open_rules` made."""
     attributes = struct.pack("QQQ", files, net, scope)[: 24 if LANDLOCK_ABI >= 6 else 16 if LANDLOCK_ABI >= 4 else 8]
     ruleset = _libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
     if ruleset < 0:
@@ -78,24 +80,25 @@ def restrict(rules: Iterable[Rule] = (), files: int = 0, net: int = 0, scope: in
 
 
 def _add_rule(ruleset: int, place: str | int, rights: int) -> None:
-    opened = None
-    if not isinstance(place, int):
+    fd = place
+    if isinstance(fd, str):
         try:
-            opened = place = os.open(place, os.O_PATH | os.O_CLOEXEC)
+            fd = os.open(fd, os.O_PATH | os.O_CLOEXEC)
         except OSError:
             return
+        rights = _rights_on(fd, rights)
     try:
-        if not _is_folder(place):
-            rights &= _ON_FILES
-        if _libc.syscall(_ADD_RULE, ruleset, 1, struct.pack("=Qi", rights & _ALL_RIGHTS, place), 0):
+        if _libc.syscall(_ADD_RULE, ruleset, 1, struct.pack("=Qi", rights & _ALL_RIGHTS, fd), 0):
             raise failure("landlock_add_rule")
     finally:
-        if opened is not None:
-            os.close(opened)
+        if fd is not place:
+            os.close(fd)
 
 
-def _is_folder(fd: int) -> bool:
-    return os.fstat(fd).st_mode & 0o170000 == 0o040000
+def _rights_on(fd: int, rights: int) -> int:
+    """Those of `rights` that a rule on this may hold."""
+    is_folder = os.fstat(fd).st_mode & 0o170000 == 0o040000
+    return rights if is_folder else rights & _ON_FILES
 
 
 _SYSTEM = (
@@ -135,10 +138,9 @@ def open_rules(packages: Iterable[str]) -> list[tuple[int, int]]:
     rules: list[tuple[int, int]] = []
     for rights, paths in ((READ, kept), (USE, ("/dev/null", "/dev/full"))):
         for path in paths:
-            try:
-                rules.append((os.open(path, os.O_PATH | os.O_CLOEXEC), rights))
-            except OSError:
-                continue
+            with contextlib.suppress(OSError):
+                fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+                rules.append((fd, _rights_on(fd, rights)))
     return rules
 
 
@@ -276,14 +278,8 @@ _MODES: tuple[tuple[Numbers, int], ...] = (
     ((259, 33), 2),  # mknodat
 )
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
-_TRUNCATE_CALL, _CLONE, _CLONE3, _MMAP, _SOCKETPAIR, _IOCTL = (
-    (76, 45),
-    (56, 220),
-    (435, 435),
-    (9, 222),
-    (53, 199),
-    (16, 29),
-)
+_TRUNCATE_CALL, _CLONE, _CLONE3 = (76, 45), (56, 220), (435, 435)
+_MMAP, _SOCKETPAIR, _IOCTL = (9, 222), (53, 199), (16, 29)
 _OPENAT2 = (437, 437)
 _CLONE_NEW = 0x7E020000
 _IOCTLS = (
@@ -363,10 +359,16 @@ def filter_program(quiet_metadata: bool) -> bytes:
     return b"".join(struct.pack("HBBI", *line) for line in program)
 
 
+@functools.lru_cache(maxsize=1)
+def filter_header(program: bytes) -> tuple[ctypes.Array[ctypes.c_char], ctypes.Array[ctypes.c_char]]:
+    """The struct sock_fprog for a program, and the copy of the program that it points to; a template makes it once."""
+    code = ctypes.create_string_buffer(program, len(program))
+    return ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))), code
+
+
 def seccomp(program: bytes) -> None:
     """Enter a filter made by `filter_program`."""
-    code = ctypes.create_string_buffer(program, len(program))
-    header = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code)))
+    header, _ = filter_header(program)
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     if _libc.prctl(PR_SET_SECCOMP, ctypes.c_ulong(2), header, ctypes.c_ulong(0), ctypes.c_ulong(0)):
         raise failure("seccomp")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import platform
@@ -49,13 +50,13 @@ class Worker:
         self._arm()
         self.loops.install()
         os.register_at_fork(before=self.stdio.flush, after_in_child=self.wire.cut)
-        multiprocessing.set_start_method("fork", force=True)  # the others start processes that can't reach `__main__`
+        python = prepare()
         self.namespace.restore()
         self.wire.send(
             {
                 "t": "ready",
                 "version": PROTOCOL_VERSION,
-                "python": platform.python_version(),
+                "python": python,
                 "in_force": self.in_force,
             }
         )
@@ -127,6 +128,13 @@ class Worker:
         other = name[:-2] if name.endswith("_0") else f"{name}_0"
         if {name, other} & {"context", "history"} and other not in self.namespace.reserved:
             self.namespace.reserve(other, value)
+
+
+@functools.cache
+def prepare() -> str:
+    """What all workers of a process have in common, done once; a template does it before it forks. Python's version."""
+    multiprocessing.set_start_method("fork", force=True)  # the others start processes that can't reach `__main__`
+    return platform.python_version()
 
 
 def is_confined(in_force: dict[str, Any]) -> bool:

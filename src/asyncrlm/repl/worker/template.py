@@ -39,11 +39,11 @@ if TYPE_CHECKING:
         packages: list[str]
 
 
-# What cells and the worker use most, imported once for all workers. Not more: each megabyte slows every fork.
+# What cells and the worker use most, imported once for all workers. Not more: each megabyte slows every fork, and
+# `random` seeds itself in each.
 _WARM = """
-ast asyncio base64 collections concurrent.futures copy csv dataclasses datetime functools hashlib heapq inspect io
-itertools json linecache math operator os pathlib pickle queue random re shutil string struct subprocess tempfile
-textwrap threading time traceback types typing
+ast asyncio base64 collections copy dataclasses datetime functools heapq inspect io itertools json linecache math
+operator os pathlib pickle re shutil string struct subprocess textwrap threading time traceback types typing
 """
 
 
@@ -53,7 +53,7 @@ def _import_all() -> None:
             importlib.import_module(name)
         except ImportError:  # an interpreter built without it
             continue
-    importlib.import_module(".main", __package__)  # the rest of the worker
+    importlib.import_module(".main", __package__).prepare()  # the rest of the worker
 
 
 def _only_packages(extra: list[str]) -> list[str]:
@@ -143,7 +143,7 @@ def choose(wanted: str, home: str) -> warden.Facts:
 
 
 class Template:
-    """The state of the process: `jobs` is pid of a warden → (its worker's channel, the request)."""
+    """The state of the process: `jobs` is pid of a warden → (descriptor of its worker's channel, the request)."""
 
     def __init__(self, options: Options) -> None:
         self.home, self.lock = options["home"], options["lock"]
@@ -158,7 +158,8 @@ class Template:
         self.program = b""
         if self.facts["seccomp"]:
             self.program = confine.filter_program("readonly" not in self.facts["mounts"])
-        self.jobs: dict[int, tuple[socket.socket, warden.Request]] = {}
+            confine.filter_header(self.program)
+        self.jobs: dict[int, tuple[int, warden.Request]] = {}
         self.pid, self.ids = os.getpid(), (os.getuid(), os.getgid())
         self.ending = False
 
@@ -220,21 +221,22 @@ class Template:
         """Clone the warden of one worker."""
         folder = request["folder"] = os.path.join(self.home, request["token"])
         request["files"] = os.path.join(folder, "files")
-        os.makedirs(request["files"], 0o700, exist_ok=True)  # the host may have put a file there already
-        if not request["work"]:
+        own_work = not request["work"]
+        if own_work:
             request["work"] = os.path.join(folder, "work")
+        # Only now, with the request complete: if a folder can't be made, `remove` reads it.
+        os.makedirs(request["files"], 0o700, exist_ok=True)  # the host may have put a file there already
+        if own_work:
             os.mkdir(request["work"], 0o700)
         request["env"].update(HOME=request["work"], TMPDIR=request["work"], PWD=request["work"])
         pid = warden.clone(self.facts["flags"])
         if pid == 0:
             self.become_warden(request, channel, out, err)
-        self.jobs[pid] = channel, request
+        self.jobs[pid] = channel.detach(), request
 
     def become_warden(self, request: warden.Request, channel: socket.socket, out: int, err: int) -> NoReturn:
         try:
             self.control.detach()
-            for other, _ in self.jobs.values():
-                other.detach()
             warden.close_others({channel.fileno(), out, err, self.lock, *(fd for fd, _ in self.rules)})
             warden.guard(self.facts, request, channel, out, err, self.rules, self.program, self.pid, self.ids)
         except BaseException as e:
@@ -254,13 +256,13 @@ class Template:
                 return
             if pid not in self.jobs:
                 continue
-            channel, request = self.jobs.pop(pid)
+            fd, request = self.jobs.pop(pid)
             if os.WIFSIGNALED(status):
                 self.end_strays()
             self.remove(request)
-            if os.WIFSIGNALED(status):
-                warden.say_exited(channel, None, "its warden was killed")
-            channel.close()
+            with socket.socket(fileno=fd) as channel:
+                if os.WIFSIGNALED(status):
+                    warden.say_exited(channel, None, "its warden was killed")
 
     def remove(self, request: warden.Request) -> None:
         """Remove the folder of one worker."""

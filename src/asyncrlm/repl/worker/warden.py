@@ -13,7 +13,6 @@ import os
 import shutil
 import signal
 import socket
-import sys
 import time
 import traceback
 from typing import TYPE_CHECKING
@@ -21,8 +20,7 @@ from typing import TYPE_CHECKING
 from . import confine
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Sequence
-    from io import TextIOWrapper
+    from collections.abc import Container, Iterable, Mapping, Sequence
     from typing import Literal, NoReturn, TypedDict
 
     Mode = Literal["pidns", "scope", "walk"]
@@ -305,8 +303,7 @@ def _become_worker(
     program: bytes,
 ) -> NoReturn:
     try:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # SIGINT stays ignored until the worker sets its handler
         if facts["mode"] != "pidns":
             confine.prctl(confine.PR_SET_PDEATHSIG, signal.SIGKILL)
         os.setsid()
@@ -316,8 +313,7 @@ def _become_worker(
         os.close(pidfd)
         fd = _take_descriptors(channel, out, err, [rule for rule, _ in shared_rules])
         os.chdir(request["work"])
-        os.environ.clear()
-        os.environ.update(request["env"])
+        _set_environment(request["env"])
         confine.limit(request["limits"])
         if request["confine"]:
             _confine(facts, request, shared_rules, program)
@@ -336,17 +332,19 @@ def _take_descriptors(channel: socket.socket, out: int, err: int, keep: Iterable
     """Descriptors 0 to 2 as a program expects them, the channel above, everything else but `keep` closed."""
     null = os.open(os.devnull, os.O_RDWR)
     for source, target in ((null, 0), (out, 1), (err, 2)):
-        os.dup2(source, target)
-    sys.stdin = _stream(0, "r")
-    sys.stdout, sys.stderr = _stream(1, "w"), _stream(2, "w")
+        os.dup2(source, target)  # the worker opens its own streams on them; until then the template's do
     fd = channel.detach()
     close_others({fd, *keep})
     return fd
 
 
-def _stream(fd: int, mode: Literal["r", "w"]) -> TextIOWrapper:
-    buffering = 1 if mode == "w" else -1  # lines, so that what a cell prints keeps its order with what C code writes
-    return open(fd, mode, buffering, encoding="utf-8", errors="backslashreplace", closefd=False)
+def _set_environment(wanted: Mapping[str, str]) -> None:
+    # Most of it is as the template's already.
+    for name in [name for name in os.environ if name not in wanted]:
+        del os.environ[name]
+    for name, value in wanted.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
 
 
 def close_others(keep: Iterable[int]) -> None:
