@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from typing import Any, Literal, Self
 
 import msgspec
@@ -108,6 +109,14 @@ class RLMChatCompletion(_Record):
     stop_reason: StopReason = "answer"
     parsed: Any = None
     tags: dict[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        """Short: a prompt may be a gigabyte."""
+        prompt = f"{type(self.prompt).__name__} of {len(self.prompt):,}" if isinstance(self.prompt, Sized) else "…"
+        return (
+            f"<RLMChatCompletion {self.stop_reason} by {self.root_model}: {self.response[:80]!r}, prompt: {prompt}, "
+            f"{self.usage_summary.total_calls} calls, {self.execution_time:.1f} s>"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         return super().to_dict() | {"usage_summary": self.usage_summary.to_dict()}

@@ -16,6 +16,7 @@ from ..ledger import Ledger, Need, Settlement
 from ..lm.base import LMClient, LMReply, LMRequest
 from ..lm.clients import ClientSpec
 from ..lm.pacing import Gate, Pacer, Pacers
+from ..observe.log import get_logger
 from ..repl.scope import ResourceScope
 from .call import Call, Watching
 
@@ -72,6 +73,8 @@ class Tree:
 
     def listener_failed(self, listener: Any, error: Exception) -> ListenerFailed:
         name = getattr(listener, "__qualname__", type(listener).__qualname__)
+        if not self.watched:
+            get_logger().warning("callback failed", callback=name, error=f"{type(error).__name__}: {error}")
         return ListenerFailed(
             run_id=self.run_id, time=time.time(), listener=name, error=f"{type(error).__name__}: {error}"
         )
