@@ -1,4 +1,6 @@
-"""Answers over HTTP: `uvicorn fastapi_app:app` in this folder, then POST {"text": …, "question": …} to /ask.
+"""Answers over HTTP: `pip install fastapi uvicorn`, then `uvicorn fastapi_app:app` in this folder.
+
+Ask it: `curl localhost:8000/ask -H 'content-type: application/json' -d '{"text": "…", "question": "…"}'`.
 
 One `AsyncRLM` serves all requests: each has its own worker, its own limits and its own ledger.
 """

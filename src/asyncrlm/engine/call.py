@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import anyio
 import msgspec
@@ -13,11 +13,18 @@ import msgspec
 from ..errors import ConfigurationError, RLMError
 from ..events import Listener
 from ..repl.tools import HostTools
+from ..types import UsageSummary
 from .configure import refuse_unknown_prices
 from .settings import Configuration, Limits, checked_limits
 
-if TYPE_CHECKING:
-    from .run import Run
+
+class Reached(Protocol):
+    """What a run has come to so far."""
+
+    @property
+    def partial_answer(self) -> str | None: ...
+
+    def usage(self) -> UsageSummary: ...
 
 
 class Call:
@@ -29,7 +36,7 @@ class Call:
 
     def __init__(self, configuration: Configuration, overrides: Mapping[str, Any]) -> None:
         self.run_id = uuid.uuid4().hex
-        self._run: Run | None = None
+        self._run: Reached | None = None
         self._watching: Watching | None = None
         overrides = dict(overrides)
         if overrides.pop("response_format", None) is not None:
@@ -67,7 +74,7 @@ class Call:
                 await log.aclose()
                 tasks.cancel_scope.cancel()
 
-    def begin(self, run: Run, watching: Watching) -> None:
+    def begin(self, run: Reached, watching: Watching) -> None:
         """The run this call has come to, for `account`."""
         self._run = run
         self._watching = watching
@@ -77,7 +84,7 @@ class Call:
         error.run_id = self.run_id
         if self._run is None or self._watching is None:
             return
-        error.usage_summary = self._run.tree.ledger.usage()
+        error.usage_summary = self._run.usage()
         error.metadata = self._watching.metadata()
         if error.partial_answer is None:
             error.partial_answer = self._run.partial_answer

@@ -17,7 +17,7 @@ from ..repl.context import ContextInfo, check_prompt_type, describe
 from ..repl.scope import DepthScope
 from ..repl.session import CellOutcome, Session
 from ..repl.tools import HostTools
-from ..types import StopReason
+from ..types import StopReason, UsageSummary
 from . import prompts as words
 from .history import History
 from .parsing import looks_like_code, parse_reply
@@ -72,7 +72,7 @@ class Run:
         self._last_text = ""
         self._last_error: str | None = None
         self._session: Session | None = None
-        self._telling = Telling(self)
+        self._telling = Telling(tree, self.stamp)
         self._result: RunResult | None = None
 
     # ---- what the tree and the services ask of a run ----
@@ -85,6 +85,10 @@ class Run:
             return answer.content
         return self._last_text or None
 
+    def usage(self) -> UsageSummary:
+        """Of the whole tree."""
+        return self.tree.ledger.usage()
+
     @property
     def seconds(self) -> float:
         """Since the run was made."""
@@ -94,9 +98,9 @@ class Run:
         """The fields that every event of this run has."""
         return {"run_id": self.run_id, "parent_id": self.parent_id, "depth": self.depth, "time": time.time()}
 
-    def child(self, prompt: str | list[dict[str, Any]], root: ClientSpec) -> Run:
-        """The child run of one `rlm_query`."""
-        return Run(
+    async def run_child(self, prompt: str | list[dict[str, Any]], root: ClientSpec) -> tuple[str, str]:
+        """Run the child of one `rlm_query`. Returns its response and its run id."""
+        child = Run(
             self.tree,
             prompt=prompt,
             root=root,
@@ -104,6 +108,7 @@ class Run:
             depth=self.depth + 1,
             parent_id=self.run_id,
         )
+        return (await child.execute()).response, child.run_id
 
     # ---- from start to end ----
 
@@ -126,7 +131,7 @@ class Run:
             outcome = {"stop_reason": "error", "error": f"{type(error).__name__}: {error}"}
             raise
         finally:
-            self._telling.run_finished(**outcome)
+            self._telling.run_finished(seconds=self.seconds, **outcome)
 
     async def _plain(self) -> RunResult:
         """No depth for a REPL: the prompt goes to the model as it is."""
@@ -144,7 +149,7 @@ class Run:
         session = Session(
             configuration.environment,
             DepthScope(tree.scope, self.depth),
-            RunServices(self),
+            RunServices(tree, depth=self.depth, run_id=self.run_id, stamp=self.stamp, start_child=self.run_child),
             tools=self._tools,
             raise_errors=tree.limits.on_subcall_error == "raise",
             show_values=tree.show_values,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 
@@ -15,9 +15,7 @@ from ..lm.clients import ClientSpec
 from ..lm.pacing import reply_text
 from ..repl.session import SubCall
 from .plain import strip_thinking
-
-if TYPE_CHECKING:
-    from .run import Run
+from .tree import Tree
 
 PREVIEW = 80
 """Characters of a prompt that callbacks and events of a starting sub-call show, as in the reference."""
@@ -26,9 +24,20 @@ PREVIEW = 80
 class RunServices:
     """Serves the calls of one run's cells. Each call is served in a task of its own."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._tree = run.tree
+    def __init__(
+        self,
+        tree: Tree,
+        *,
+        depth: int,
+        run_id: str,
+        stamp: Callable[[], dict[str, Any]],
+        start_child: Callable[[str | list[dict[str, Any]], ClientSpec], Awaitable[tuple[str, str]]],
+    ) -> None:
+        self._tree = tree
+        self._depth = depth
+        self._run_id = run_id
+        self._stamp = stamp
+        self._start_child = start_child
         self._started = 0
 
     def limits(self) -> dict[str, Any]:
@@ -37,12 +46,12 @@ class RunServices:
 
     async def llm(self, call: SubCall) -> str:
         """One plain completion of a sub-model."""
-        spec = self._tree.router.sub(self._run.depth + 1, call.model)
+        spec = self._tree.router.sub(self._depth + 1, call.model)
         return await self._observed(call, spec, lambda: self._ask(call, spec))
 
     async def rlm(self, call: SubCall) -> str:
         """A child run, or a plain completion where the depth limit allows no child."""
-        if self._run.depth + 1 >= self._tree.limits.max_depth:
+        if self._depth + 1 >= self._tree.limits.max_depth:
             return await self.llm(call)
         spec = self._tree.router.root(call.model)
         return await self._observed(call, spec, lambda: self._child(call, spec))
@@ -54,21 +63,20 @@ class RunServices:
         seconds = self._tree.limits.subcall_timeout
         reply: LMReply | None = None
         with anyio.move_on_after(seconds):
-            reply = await self._tree.ask(spec, request, run_id=self._run.run_id)
+            reply = await self._tree.ask(spec, request, run_id=self._run_id)
         if reply is None:
             raise LMError(f"no reply within {seconds:g} s (subcall_timeout)", kind="timeout", retryable=True)
         return strip_thinking(reply_text(reply)), reply, None
 
     async def _child(self, call: SubCall, spec: ClientSpec) -> tuple[str, LMReply | None, str | None]:
         _refuse_schema(call)
-        gate = self._tree.child_gate(self._run.depth + 1)
+        gate = self._tree.child_gate(self._depth + 1)
         await gate.acquire()
         try:
-            child = self._run.child(call.prompt, spec)
-            result = await child.execute()
+            response, child_id = await self._start_child(call.prompt, spec)
         finally:
             gate.release()
-        return result.response, None, child.run_id
+        return response, None, child_id
 
     def _count(self) -> None:
         try:
@@ -81,7 +89,7 @@ class RunServices:
         self, call: SubCall, spec: ClientSpec, serve: Callable[[], Awaitable[tuple[str, LMReply | None, str | None]]]
     ) -> str:
         """Serve a call between its two events and callbacks."""
-        tree, run, callbacks = self._tree, self._run, self._tree.configuration.callbacks
+        tree, callbacks = self._tree, self._tree.configuration.callbacks
         self._started += 1
         number, started = self._started, time.perf_counter()
         prompt = call.prompt if tree.watched or callbacks.on_subcall_start else ""
@@ -89,10 +97,10 @@ class RunServices:
         if tree.watched:
             tree.emit(
                 SubcallStarted(
-                    **run.stamp(), subcall=number, kind=call.kind, model=spec.model, prompt_preview=text[:PREVIEW]
+                    **self._stamp(), subcall=number, kind=call.kind, model=spec.model, prompt_preview=text[:PREVIEW]
                 )
             )
-        await tree.callback(callbacks.on_subcall_start, run.depth + 1, spec.model, text[:PREVIEW])
+        await tree.callback(callbacks.on_subcall_start, self._depth + 1, spec.model, text[:PREVIEW])
         response, reply, child_id, failure = "", None, None, None
         cut_off = True
         try:
@@ -108,7 +116,7 @@ class RunServices:
                 usage = reply.usage if reply else None
                 tree.emit(
                     SubcallFinished(
-                        **run.stamp(),
+                        **self._stamp(),
                         subcall=number,
                         kind=call.kind,
                         model=spec.model,
@@ -125,7 +133,7 @@ class RunServices:
                 )
             if callbacks.on_subcall_complete is not None and (response or failure):
                 error = str(failure) if failure else None
-                await tree.callback(callbacks.on_subcall_complete, run.depth + 1, spec.model, seconds, error)
+                await tree.callback(callbacks.on_subcall_complete, self._depth + 1, spec.model, seconds, error)
 
 
 def _messages(prompt: str | list[dict[str, Any]]) -> tuple[Message, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from ..events import (
     CellFinished,
@@ -20,18 +21,16 @@ from ..lm.base import LMReply
 from ..repl.context import ContextInfo
 from ..repl.sandbox import Report
 from ..repl.session import CellOutcome, ToolRecord
-
-if TYPE_CHECKING:
-    from .run import Run
+from .tree import Tree
 
 
 class Telling:
     """The events of one run, each by the method of its name."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._tree = run.tree
-        self._environment = run.tree.configuration.environment.name
+    def __init__(self, tree: Tree, stamp: Callable[[], dict[str, Any]]) -> None:
+        self._tree = tree
+        self._stamp = stamp
+        self._environment = tree.configuration.environment.name
 
     def run_started(
         self, model: str, context: ContextInfo, root_prompt: str | None, tags: dict[str, Any] | None
@@ -41,7 +40,7 @@ class Telling:
             return
         tree.emit(
             RunStarted(
-                **self._run.stamp(),
+                **self._stamp(),
                 root_model=model,
                 sub_models=list(tree.router.names[1:]),
                 environment=self._environment,
@@ -55,34 +54,36 @@ class Telling:
             )
         )
 
-    def run_finished(self, *, stop_reason: str, response: str | None = None, error: str | None = None) -> None:
+    def run_finished(
+        self, *, seconds: float, stop_reason: str, response: str | None = None, error: str | None = None
+    ) -> None:
         tree = self._tree
         if not tree.watched:
             return
         tree.emit(
             RunFinished(
-                **self._run.stamp(),
+                **self._stamp(),
                 stop_reason=stop_reason,
                 response=response,
                 error=error,
                 usage_summary=tree.ledger.usage(),
-                seconds=self._run.seconds,
+                seconds=seconds,
             )
         )
 
     def turn_started(self, turn: int) -> None:
         if self._tree.watched:
             most = self._tree.limits.max_iterations
-            self._tree.emit(TurnStarted(**self._run.stamp(), turn=turn, max_turns=most))
+            self._tree.emit(TurnStarted(**self._stamp(), turn=turn, max_turns=most))
 
     def turn_finished(self, turn: int, seconds: float) -> None:
         if self._tree.watched:
-            self._tree.emit(TurnFinished(**self._run.stamp(), turn=turn, seconds=seconds))
+            self._tree.emit(TurnFinished(**self._stamp(), turn=turn, seconds=seconds))
 
     def model_replied(self, turn: int, model: str, news: list[dict[str, str]], reply: LMReply, seconds: float) -> None:
         self._tree.emit(
             ModelReplied(
-                **self._run.stamp(),
+                **self._stamp(),
                 turn=turn,
                 model=model,
                 prompt=news,
@@ -97,7 +98,7 @@ class Telling:
 
     def cell_started(self, turn: int, cell: int, code: str) -> None:
         if self._tree.watched:
-            self._tree.emit(CellStarted(**self._run.stamp(), turn=turn, cell=cell, code=code))
+            self._tree.emit(CellStarted(**self._stamp(), turn=turn, cell=cell, code=code))
 
     def cell_finished(self, turn: int, cell: int, outcome: CellOutcome, error: str | None) -> None:
         tree = self._tree
@@ -105,7 +106,7 @@ class Telling:
             return
         tree.emit(
             CellFinished(
-                **self._run.stamp(),
+                **self._stamp(),
                 turn=turn,
                 cell=cell,
                 stdout=outcome.stdout,
@@ -118,13 +119,13 @@ class Telling:
             )
         )
         if outcome.lost is not None:
-            tree.emit(SandboxDied(**self._run.stamp(), reason=outcome.lost))
+            tree.emit(SandboxDied(**self._stamp(), reason=outcome.lost))
 
     def sandbox_opened(self, report: Report, seconds: float) -> None:
         if self._tree.watched:
             self._tree.emit(
                 SandboxOpened(
-                    **self._run.stamp(), environment=report.environment, in_force=report.isolation, seconds=seconds
+                    **self._stamp(), environment=report.environment, in_force=report.isolation, seconds=seconds
                 )
             )
 
@@ -132,7 +133,7 @@ class Telling:
         if self._tree.watched:
             self._tree.emit(
                 ToolCalled(
-                    **self._run.stamp(),
+                    **self._stamp(),
                     name=record.name,
                     error=record.error,
                     result_bytes=record.result_bytes,
