@@ -28,7 +28,7 @@ def portable(**settings: float) -> LocalEnvironment:
 
 async def test_cells_make_sub_calls_print_and_leave_nothing() -> None:
     with anyio.fail_after(10):
-        async with Repl(environment=portable(), backend=echo) as repl:
+        async with Repl(environment=portable(), lm=echo) as repl:
             result = await repl.execute(
                 "import os, subprocess, sys\nprint(llm_query('a'))\nprint('err', file=sys.stderr)\n"
                 "p = subprocess.Popen(['sleep', '600'])\nprint(os.getcwd(), os.getpid(), p.pid, sorted(os.environ))"
