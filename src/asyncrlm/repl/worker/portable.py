@@ -73,13 +73,17 @@ def _keep(worker: int, control: int, wake: int) -> int:
             _signal(os.kill, worker, signal.SIGINT)
 
 
+def _wake(_number: int, _frame: object) -> None:
+    """Nothing: the descriptor wakes the loop."""
+
+
 def main(text: str) -> NoReturn:
     """Start one worker and keep it; `text` is the host's JSON."""
     options = json.loads(text)
     sys.path += [path for path in options["packages"] if path not in sys.path]
     wake, far = os.pipe()
     os.set_blocking(far, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGCHLD, _wake)
     signal.set_wakeup_fd(far)
     worker = os.fork()
     if worker == 0:
