@@ -42,6 +42,7 @@ class LocalEnvironment(Environment, frozen=True, kw_only=True):
     A worker reads Python, its installed packages, the system's libraries, its context and `read_paths`; it writes its
     working folder; it reaches no network, no other process, no environment variable of the host. chmod and utime do
     nothing outside the working folder; where the kernel gives no mount namespace, they do nothing inside it either.
+    On macOS a worker has a clean environment, resource limits and a process group, and nothing else is confined.
 
     Raises:
         ConfigurationError: for a value that can't be.
@@ -80,10 +81,10 @@ class LocalEnvironment(Environment, frozen=True, kw_only=True):
             force_setattr(self, "workdir", workdir)
 
     async def open(self, scope: Scope) -> Sandbox:
+        if self._mode == "portable" or sys.platform == "darwin":
+            return await self._open_portable(scope)
         if not sys.platform.startswith("linux"):
-            raise ConfigurationError(
-                f"the local environment does not run on {sys.platform} in this release: it needs Linux"
-            )
+            raise ConfigurationError(f"the local environment does not run on {sys.platform}: it needs Linux or macOS")
         from .local_template import LocalTemplate  # noqa: PLC0415 - it needs what only POSIX has
 
         python = os.fspath(self.python) if self.python is not None else sys.executable
@@ -99,6 +100,27 @@ class LocalEnvironment(Environment, frozen=True, kw_only=True):
         return await shared.worker(
             order, depth=getattr(scope, "depth", None), long_lived=getattr(scope, "long_lived", False)
         )
+
+    async def _open_portable(self, scope: Scope) -> Sandbox:
+        from .local_portable import LocalPortable, python_version, rows  # noqa: PLC0415 - it needs what only POSIX has
+
+        report_rows = rows(ROWS, confine=self.isolation != "none")
+        if self.isolation == "strict":
+            failing = ", ".join(row for row in ROWS if not report_rows[row])
+            raise ConfigurationError(f'isolation="strict" does not hold here for {failing}; use isolation="auto"')
+        python = os.fspath(self.python) if self.python is not None else sys.executable
+        packages = _host_packages() if self.python is None else []
+        shared = await scope.shared(
+            ("local", python, "portable", self._package), lambda: LocalPortable(python, packages, self._package)
+        )
+        limits = {"CORE": 0, "NOFILE": _WORKER_DESCRIPTORS}
+        settings = self.settings
+        for name, value in (("DATA", settings.memory_limit), ("FSIZE", settings.max_file_size)):
+            if (size := parse_bytes(name, value)) is not None:
+                limits[name] = size
+        report = Report(environment=self.name, python=python_version(python), isolation=report_rows)
+        work = None if self.workdir is None else str(self.workdir)
+        return await shared.worker(report, limits, work, max(1, settings.max_output // 2))
 
     def _order(self, facts: Facts) -> Order:
         """What every worker with these settings is asked for with."""

@@ -91,7 +91,7 @@ class Output:
     def _widen(self) -> None:
         # Only for who floods: what a user's pipes may hold in all is bounded.
         self._widened = True
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, AttributeError):  # not on every system
             fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, CHUNK)
 
 

@@ -321,7 +321,7 @@ class Wire:
         view = memoryview(data)
         while view:
             try:
-                sent = self.socket.send(view, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                sent = self.socket.send(view, socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0))
             except BlockingIOError:
                 poll = select.poll()
                 poll.register(self.fd, select.POLLIN | select.POLLOUT)
