@@ -11,9 +11,11 @@ from pathlib import Path
 import anyio
 import pytest
 
-from asyncrlm import ConfigurationError, Repl
+from asyncrlm import AsyncRLM, ConfigurationError, Repl
 from asyncrlm.environments.local import LocalEnvironment
 from asyncrlm.repl.sandbox import Settings
+
+from .helpers import cell, scripted, submit
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(os.name != "posix", reason="POSIX only")]
 
@@ -72,8 +74,27 @@ async def test_a_dead_worker_is_told_of_and_replaced() -> None:
     with anyio.fail_after(10):
         async with Repl(environment=portable()) as repl:
             result = await repl.execute("import os\nos._exit(3)")
-            assert "3" in repr(result)
+            assert "exited with code 3" in (result.error or "") + result.stderr
             assert (await repl.execute("print(1)")).stdout == "1\n"
+
+
+async def test_a_run_with_a_context_in_a_file_and_an_endless_cell() -> None:
+    context = "long " * 100_000
+    root = scripted(
+        cell("while True:\n    try:\n        while True: pass\n    except KeyboardInterrupt: pass"),
+        submit("str(len(context)) + llm_query('a')"),
+    )
+    with anyio.fail_after(20):
+        rlm = AsyncRLM(root, other_backends=[echo], environment=portable(cell_timeout=0.3))
+        completion = await rlm.acompletion(context)
+    assert completion.response == f"{len(context)}re: a"
+
+
+async def test_the_report_claims_nothing_it_does_not_hold() -> None:
+    with anyio.fail_after(10):
+        async with Repl(environment=portable()) as repl:
+            assert repl.report is not None
+            assert {row for row, held in repl.report.isolation.items() if held} == {"environment"}
 
 
 async def test_strict_is_refused() -> None:

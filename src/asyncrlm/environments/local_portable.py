@@ -131,9 +131,15 @@ class LocalPortable:
         own = folder / "work"
         own.mkdir(mode=0o700)
         work = work or str(own)
-        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        outputs, (out, err) = open_pipes(keep)
-        orders, control = os.pipe()
+        with contextlib.ExitStack() as undo:  # of what is open when the next thing can't be had
+            near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            undo.callback(far.close)
+            undo.callback(near.close)
+            orders, control = os.pipe()
+            undo.callback(os.close, orders)
+            undo.callback(os.close, control)
+            outputs, (out, err) = open_pipes(keep)
+            undo.pop_all()
         os.set_blocking(control, False)
         near.setblocking(False)
         sandbox = PortableSandbox(
