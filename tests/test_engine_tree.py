@@ -75,6 +75,16 @@ async def test_budget_with_an_unknown_price_fails_at_the_start() -> None:
         AsyncRLM("openai", backend_kwargs={"model_name": "nobody-knows", "api_key": "k"}, max_budget=1.0)
 
 
+async def test_budget_with_a_callable_needs_its_price() -> None:
+    with pytest.raises(ConfigurationError, match="price"):
+        AsyncRLM(silent, max_budget=1.0)
+    AsyncRLM(silent, backend_kwargs={"price": {"input": 1.0, "output": 2.0}}, max_budget=1.0)
+
+
+async def silent(messages: list[dict[str, str]]) -> str:
+    return ""
+
+
 async def test_ready_answer_wins_over_a_limit_crossed_in_its_turn() -> None:
     rlm = AsyncRLM(scripted(submit("str([llm_query('a'), llm_query('b')])")), other_backends=[echo()], max_subcalls=1)
     completion = await rlm.acompletion("CTX")

@@ -46,7 +46,7 @@ class Asker:
 )
 async def test_a_callable_is_asked_with_plain_messages(function: Any, text: str, model: str) -> None:
     spec = client_spec(function)
-    assert (spec.model, spec.needs_price, spec.price) == (model, False, Price(0.0))
+    assert (spec.model, spec.needs_price, spec.price) == (model, True, None)
     async with spec.open() as client:
         assert await client.acomplete(REQUEST) == LMReply(text=text)
     assert repr(client) == f"<CallableClient {model}>"
@@ -187,7 +187,7 @@ def test_fallbacks_are_as_dear_as_the_dearest_and_as_short_as_the_shortest() -> 
     unknown = client_spec([free, paid])
     assert (unknown.price, unknown.window) == (None, None)
     assert client_spec([paid], [{"price": (3, 4)}]).backend == "ScriptedLM"
-    assert not client_spec([free, echo], None).needs_price
+    assert not client_spec([free, free], None).needs_price
 
 
 # --- routing ----------------------------------------------------------------------------------------------------------

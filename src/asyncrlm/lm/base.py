@@ -69,7 +69,7 @@ class LMClient(ABC):
 
     @property
     def needs_price(self) -> bool:
-        """False for clients that never cost money (offline, a callable): `max_budget` then needs no price."""
+        """False for clients that never cost money (offline): `max_budget` then needs no price."""
         return True
 
     @abstractmethod

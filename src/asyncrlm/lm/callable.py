@@ -32,10 +32,6 @@ class CallableClient(LMClient):
     def account(self) -> str:
         return f"callable:{self.model}:{id(self._function):x}"
 
-    @property
-    def needs_price(self) -> bool:
-        return False
-
     async def acomplete(self, request: LMRequest) -> LMReply:
         messages = [{"role": message.role, "content": message.content} for message in request.messages]
         try:
