@@ -43,6 +43,7 @@ class RLM:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._engine = AsyncRLM(*args, **kwargs)
         self._open: _Open | None = None
+        self._opening = threading.Lock()
 
     def __repr__(self) -> str:
         return f"<RLM over {self._engine!r}>"
@@ -58,14 +59,17 @@ class RLM:
         Raises:
             CancellationError: on Ctrl-C, once everything the run had started is gone.
         """
-        if self._open is None:
-            self._open = _Open(self._engine)
-            self._open.finalizer = weakref.finalize(self, self._open.close)
-        return self._open.complete(prompt, root_prompt, tags, overrides)
+        with self._opening:
+            opened = self._open
+            if opened is None:
+                opened = self._open = _Open(self._engine)
+                opened.finalizer = weakref.finalize(self, opened.close)
+        return opened.complete(prompt, root_prompt, tags, overrides)
 
     def close(self) -> None:
         """End what the completions shared. Closing twice is fine; the next completion opens it again."""
-        opened, self._open = self._open, None
+        with self._opening:
+            opened, self._open = self._open, None
         if opened is not None:
             opened.close()
 
@@ -123,5 +127,5 @@ class _Open:
 
 def _unpickled(cls: type[RLM], engine: AsyncRLM) -> RLM:
     rlm = cls.__new__(cls)
-    rlm.__dict__.update(_engine=engine, _open=None)
+    rlm.__dict__.update(_engine=engine, _open=None, _opening=threading.Lock())
     return rlm

@@ -47,7 +47,11 @@ class Call:
         """Of this call's root model, on top of those of the configuration."""
         tools = overrides.pop("custom_tools", None)
         if tools is not None:
-            configuration = msgspec.structs.replace(configuration, tools=HostTools(tools))
+            given = HostTools(tools)
+            same = configuration.sub_tools is configuration.tools
+            configuration = msgspec.structs.replace(
+                configuration, tools=given, sub_tools=given if same else configuration.sub_tools
+            )
         known = (*Limits.__struct_fields__, "sampling_args", "custom_tools")
         for name in overrides:
             if name not in known:

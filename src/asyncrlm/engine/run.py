@@ -13,6 +13,7 @@ from msgspec import Struct
 from ..errors import ErrorThresholdExceededError, LimitError, LMError, TimeoutExceededError
 from ..lm.base import LMReply
 from ..lm.clients import ClientSpec
+from ..lm.pacing import reply_text
 from ..repl.context import ContextInfo, check_prompt_type, describe
 from ..repl.scope import DepthScope
 from ..repl.session import CellOutcome, Session
@@ -21,9 +22,9 @@ from ..types import StopReason, UsageSummary
 from . import prompts as words
 from .history import History
 from .parsing import looks_like_code, parse_reply
-from .plain import plain_text, without_code
+from .plain import plain_text, strip_thinking, without_code
 from .services import RunServices
-from .settings import CLOSING_SECONDS, CLOSING_SHARE, CLOSING_TOKENS, MAX_EMPTY_REPLIES
+from .settings import CLOSING_GROWTH, CLOSING_SECONDS, CLOSING_SHARE, CLOSING_TOKENS, MAX_EMPTY_REPLIES
 from .telling import Telling
 from .tree import Tree
 
@@ -137,8 +138,8 @@ class Run:
         """No depth for a REPL: the prompt goes to the model as it is."""
         self._history.user(await plain_text(self._prompt, self._root_prompt))
         with anyio.CancelScope(deadline=self.tree.deadline) as scope:
-            reply = await self._ask()
-            return RunResult(response=reply.text, stop_reason="text")
+            text = strip_thinking(reply_text(await self._ask()))
+            return RunResult(response=text, stop_reason="text")
         if scope.cancelled_caught:
             self.tree.meet(self._timed_out())
         raise self._timed_out()
@@ -190,7 +191,6 @@ class Run:
                 kind=context.kind,
                 size=context.size,
                 items=context.count,
-                names=context.names,
                 root_prompt=self._root_prompt,
             )
         )
@@ -255,12 +255,13 @@ class Run:
         for code in parsed.cells:
             outcome = await self._run_cell(session, code)
             outcomes.append(outcome)
-            failed = failed or outcome.error is not None
+            failed = failed or outcome.error is not None or outcome.lost is not None
             if self._accept(outcome):
                 return
             if outcome.lost is not None:
                 break
-        self._failed_turns = self._failed_turns + 1 if failed else 0
+        if outcomes:
+            self._failed_turns = self._failed_turns + 1 if failed else 0
         skipped = len(parsed.cells) - len(outcomes)
         prompts = self._configuration.prompts
         self._history.user(
@@ -311,8 +312,11 @@ class Run:
         self.tree.meet(error)
         with anyio.CancelScope(deadline=self.tree.deadline) as scope:
             await self._close_out(session, error)
-        if scope.cancelled_caught:
-            raise error
+        if self._result is None and scope.cancelled_caught:
+            answer = session.answer
+            if answer is None or answer.empty:
+                raise error
+            self._result = RunResult(response=answer.content, stop_reason="answer")
 
     async def _last_turn(
         self,
@@ -324,6 +328,9 @@ class Run:
         otherwise: LimitError | None = None,
     ) -> None:
         """Ask once more, for an answer from what there is. Code in that reply is run for its answer, never returned."""
+        started = time.perf_counter()
+        self._turn += 1
+        self._telling.turn_started(self._turn)
         self._history.user(
             words.closing_message(self._configuration.prompts, reason=why, root_prompt=self._root_prompt)
         )
@@ -331,16 +338,21 @@ class Run:
             reply = await self._ask(closing=closing)
         except LimitError as error:
             raise otherwise or error from None
+        self._result = await self._last_answer(session, reply, stop_reason)
+        self._telling.turn_finished(self._turn, time.perf_counter() - started)
+
+    async def _last_answer(self, session: Session, reply: LMReply, stop_reason: StopReason) -> RunResult:
         for code in parse_reply(reply.text).cells:
             outcome = await self._run_cell(session, code)
             if outcome.answer is not None and not outcome.answer.empty:
-                self._result = RunResult(response=outcome.answer.content, stop_reason=stop_reason)
-                return
+                return RunResult(response=outcome.answer.content, stop_reason=stop_reason)
+            if outcome.lost is not None:
+                break
         text = without_code(reply.text)
         if not text or looks_like_code(text):
             answer = session.answer
             text = answer.content if answer is not None and not answer.empty else ""
-        self._result = RunResult(response=text, stop_reason=stop_reason)
+        return RunResult(response=text, stop_reason=stop_reason)
 
     def _loop_deadline(self) -> float:
         """When the loop must end: the tree's deadline, less what the last turn of `on_limit="answer"` may need."""
@@ -360,7 +372,7 @@ class Run:
         limits = self.tree.limits
         if self.depth or limits.on_limit != "answer" or (limits.max_budget is None and limits.max_tokens is None):
             return
-        self.tree.hold_back(self._root, self._history.request(), CLOSING_TOKENS)
+        self.tree.hold_back(self._root, self._history.request(), CLOSING_TOKENS, growth=CLOSING_GROWTH)
 
     # ---- asking the root model ----
 

@@ -66,7 +66,10 @@ class RunServices:
             reply = await self._tree.ask(spec, request, run_id=self._run_id)
         if reply is None:
             raise LMError(f"no reply within {seconds:g} s (subcall_timeout)", kind="timeout", retryable=True)
-        return strip_thinking(reply_text(reply)), reply, None
+        text = strip_thinking(reply_text(reply))
+        if not text.strip():
+            raise LMError(f"model {spec.model!r} gave thoughts and no text", kind="empty", retryable=True)
+        return text, reply, None
 
     async def _child(self, call: SubCall, spec: ClientSpec) -> tuple[str, LMReply | None, str | None]:
         _refuse_schema(call)
@@ -131,7 +134,7 @@ class RunServices:
                         seconds=seconds,
                     )
                 )
-            if callbacks.on_subcall_complete is not None and (response or failure):
+            if callbacks.on_subcall_complete is not None and not cut_off:
                 error = str(failure) if failure else None
                 await tree.callback(callbacks.on_subcall_complete, self._depth + 1, spec.model, seconds, error)
 

@@ -31,6 +31,8 @@ DEFAULT_SUBCALL_TIMEOUT: Final = 600.0
 """Seconds one `llm_query` may take, retries included."""
 CLOSING_TOKENS: Final = 1_024
 """Output tokens held back for the last turn of `on_limit="answer"`."""
+CLOSING_GROWTH: Final = 30_000
+"""Bytes that a turn may add to a history before its last turn: a reply, what its cells printed, the closing words."""
 CLOSING_SHARE: Final = 0.2
 """Share of `max_timeout` held back for the last turn of `on_limit="answer"`, at most `CLOSING_SECONDS`."""
 CLOSING_SECONDS: Final = 30.0

@@ -178,12 +178,12 @@ class Tree:
             self.meet(error)
             raise
 
-    def hold_back(self, spec: ClientSpec, request: LMRequest, output_tokens: int) -> None:
-        """Keep room in the ledger for one last request like this one."""
+    def hold_back(self, spec: ClientSpec, request: LMRequest, output_tokens: int, *, growth: int) -> None:
+        """Keep room in the ledger for one last request like this one, longer by `growth` bytes."""
         self.ledger.hold_back(
             Need(
                 model=spec.model,
-                input_bytes=request.input_bytes(),
+                input_bytes=request.input_bytes() + growth,
                 output_cap=output_tokens,
                 price=spec.price,
                 closing=True,

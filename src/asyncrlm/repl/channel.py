@@ -203,7 +203,10 @@ class Channel:
         if self._mute or self._phase == "closed":
             return
         if at_once and not self._out and not self._sending.locked():
-            sent = self._sandbox.send_nowait(data)
+            try:
+                sent = self._sandbox.send_nowait(data)
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+                sent = 0  # the worker is gone: `write` meets that too, and ends the channel
             if sent == len(data):
                 return
             self._out.append(memoryview(data)[sent:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Hashable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Self, TypeVar, cast
@@ -62,7 +63,7 @@ class ResourceScope:
                 return await self._enter(key, factory)
             await entry.done.wait()
             if entry.error is not None:
-                raise entry.error
+                raise copy.copy(entry.error) from entry.error  # each run writes its own account into it
             if entry.manager is not None:
                 return cast("T", entry.value)
 

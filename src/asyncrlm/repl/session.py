@@ -205,8 +205,9 @@ class Session:
 
     async def _prepare(self, link: Link, setup: str) -> None:
         outcome = await self._run_cell(link, 0, setup)
-        if outcome.lost is not None:
+        if link.done is None:
             raise SandboxLost(f"setup_code ended the worker: {outcome.lost}")
+        self._obituary = outcome.lost  # an earlier worker's: for the cell that follows
         if outcome.error is not None:
             link.kill("its setup_code failed")
             link.told = True
