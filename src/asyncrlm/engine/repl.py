@@ -15,7 +15,7 @@ from ..environments import Environment
 from ..environments import environment as find_environment
 from ..errors import ConfigurationError, LMError
 from ..ledger import Ledger, Need
-from ..lm.base import LMClient, LMReply, LMRequest, Message
+from ..lm.base import LMClient, LMReply, LMRequest
 from ..lm.clients import ClientSpec, client_spec
 from ..lm.pacing import Gate, Pacers, reply_text
 from ..lm.routing import Router
@@ -26,9 +26,8 @@ from ..repl.scope import ResourceScope
 from ..repl.session import CellOutcome, Session
 from ..repl.tools import HostTools
 from ..types import ModelUsageSummary, REPLResult, RLMChatCompletion, UsageSummary
-
-DEFAULT_MAX_CONCURRENT_REQUESTS = 64
-"""Requests to the model in flight at once."""
+from .services import prompt_messages
+from .settings import DEFAULT_MAX_CONCURRENT_REQUESTS
 
 
 class Repl:
@@ -202,7 +201,7 @@ class _Asking:
         spec: ClientSpec = self._model.sub(1, call.model)
         record.root_model = spec.model
         client = await spec.connect(self._scope.shared)
-        request = LMRequest(messages=_messages(call.prompt))
+        request = LMRequest(messages=prompt_messages(call.prompt))
         need = Need(model=spec.model, input_bytes=request.input_bytes(), output_cap=None, price=spec.price)
         pacer = self._pacers.of(client)
         reply = await pacer.send(
@@ -210,12 +209,6 @@ class _Asking:
         )
         record.usage_summary = _usage(spec.model, reply)
         return reply_text(reply)
-
-
-def _messages(prompt: str | list[dict[str, Any]]) -> tuple[Message, ...]:
-    if isinstance(prompt, str):
-        return (Message("user", prompt),)
-    return tuple(Message(str(message["role"]), str(message["content"])) for message in prompt)
 
 
 def _usage(model: str, reply: LMReply) -> UsageSummary:

@@ -25,13 +25,13 @@ class EngineScope:
         self._closing: anyio.Event | None = None
 
     @asynccontextmanager
-    async def lease(self, *, long_lived: bool = False) -> AsyncGenerator[ResourceScope]:
+    async def lease(self) -> AsyncGenerator[ResourceScope]:
         """The open resources, for as long as the block runs.
 
         Raises:
             ConfigurationError: on another event loop than the one they were opened on.
         """
-        resources = await self.acquire(long_lived=long_lived)
+        resources = await self.acquire()
         try:
             yield resources
         finally:

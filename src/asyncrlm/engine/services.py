@@ -59,7 +59,7 @@ class RunServices:
     async def _ask(self, call: SubCall, spec: ClientSpec) -> tuple[str, LMReply | None, str | None]:
         _refuse_schema(call)
         self._count()
-        request = LMRequest(messages=_messages(call.prompt), sampling_args={})
+        request = LMRequest(messages=prompt_messages(call.prompt), sampling_args={})
         seconds = self._tree.limits.subcall_timeout
         reply: LMReply | None = None
         with anyio.move_on_after(seconds):
@@ -139,7 +139,8 @@ class RunServices:
                 await tree.callback(callbacks.on_subcall_complete, self._depth + 1, spec.model, seconds, error)
 
 
-def _messages(prompt: str | list[dict[str, Any]]) -> tuple[Message, ...]:
+def prompt_messages(prompt: str | list[dict[str, Any]]) -> tuple[Message, ...]:
+    """The messages that a sub-call's prompt stands for: a text is one message of the user."""
     if isinstance(prompt, str):
         return (Message("user", prompt),)
     return tuple(Message(str(m.get("role", "user")), str(m.get("content", ""))) for m in prompt)
