@@ -55,7 +55,10 @@ def descriptors() -> Iterator[Any]:
 async def test_workers_kept_ahead_are_used_and_replaced(no_leaks: None) -> None:
     async with PlainScope(long_lived=True) as scope, client(scope) as c:
         [spares] = scope.template._spares.values()
-        assert len(spares) == SPARES
+        assert spares
+        while len(spares) < SPARES:  # a few more with each that is taken, and with each that ends
+            async with client(scope):
+                pass
         first, second = spares[0], spares[1]
         async with client(scope) as taken:
             assert taken.sandbox is first

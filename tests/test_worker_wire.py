@@ -34,7 +34,8 @@ class Bench:
         self.credit = credit
         self.host, near = socket.socketpair()
         self.host.settimeout(0.0005)
-        self.wire = Wire(near.detach(), on_close=lambda: None)
+        self.wire = Wire(on_close=lambda: None)
+        self.wire.attach(near.detach())
         self.wire.guard.thread = 0  # no signals here: every thread is like any other
         self.wire.credit = credit
         self.wire.open = True
@@ -207,7 +208,8 @@ def test_a_stop_ends_every_wait(scripts: list[list[tuple[str, int, int]]], seed:
 @pytest.mark.parametrize("size", [1, 7, 4096])
 def test_frames_arrive_in_any_pieces(size: int) -> None:
     host, near = socket.socketpair()
-    wire = Wire(near.detach(), on_close=lambda: None)
+    wire = Wire(on_close=lambda: None)
+    wire.attach(near.detach())
     frames = [{"t": "load", "id": i, "value": "x" * (i * 97 % 1000)} for i in range(50)]
     data = b"\n   \n" + b"".join(json.dumps(frame).encode() + b"  \n" for frame in frames)
 
@@ -228,7 +230,8 @@ def test_frames_arrive_in_any_pieces(size: int) -> None:
 def test_both_directions_full_at_once() -> None:
     """The host fills the channel while the worker writes: the worker takes replies meanwhile."""
     host, near = socket.socketpair()
-    wire = Wire(near.detach(), on_close=lambda: None)
+    wire = Wire(on_close=lambda: None)
+    wire.attach(near.detach())
     wire.guard.thread = 0
     wire.open = True
     flood = json.dumps({"t": "reply", "id": 10**9, "value": "x" * 10_000}).encode() + b"\n"

@@ -46,7 +46,7 @@ if measured:
         measurement.stop()
         measurement.save()
     main.before_exit.append(save)
-main.serve(fd, in_force, ".")
+main.serve(fd, in_force)
 """
 
 Frame = dict[str, Any]

@@ -22,8 +22,8 @@ import anyio.to_thread
 
 from .. import repl
 from ..errors import ConfigurationError
+from .local_process import sweep_homes
 from .local_sandbox import CHUNK, LocalSandbox, open_pipes
-from .local_template import sweep_homes
 
 if TYPE_CHECKING:
     from types import TracebackType

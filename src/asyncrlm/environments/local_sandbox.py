@@ -120,6 +120,7 @@ class LocalSandbox(Sandbox):
         self._copies_passed = copies_passed
         self._on_closed = on_closed
         self._pidfd = -1
+        self._served = False
         self._ahead = b""  # read before anybody asked, by `is_fresh`
         self._ended = False  # the channel has ended: the worker is gone
         self._killing = False
@@ -193,9 +194,15 @@ class LocalSandbox(Sandbox):
         for level, kind, raw in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 self._pidfd = array.array("i", raw[: array.array("i").itemsize])[0]
+                self._served = True
                 if self._killing:
                     self.kill()
         return data
+
+    @property
+    def over(self) -> bool:
+        """There was a worker, and it and all that it started are gone."""
+        return self._ended and self._served
 
     def is_fresh(self) -> bool:
         """Whether a worker started ahead is still there; what it has said meanwhile is kept for `receive`."""

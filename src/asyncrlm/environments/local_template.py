@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import errno
-import fcntl
-import json
 import os
 import resource
 import secrets
-import shutil
 import socket
-import subprocess
-import tempfile
 from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -19,161 +14,39 @@ from typing import TYPE_CHECKING, Self
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
-import msgspec
 
 from .. import repl
-from ..errors import ConfigurationError, SandboxLost
-from .local_order import Facts, Order
+from ..errors import SandboxLost
+from .local_process import Process
 from .local_sandbox import LocalSandbox, open_pipes
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
     from types import TracebackType
 
+    from .local_order import Facts, Order
 
-START_LIMIT = 60.0
-"""Seconds a template may take to come up; it needs a twentieth of one."""
-STOP_LIMIT = 10.0
-SPARES = 4
-"""Workers kept ahead by a scope that lives long; each costs 4 MB."""
+
+SPARES = 16
+"""Workers kept ahead by a scope that lives long, and running ones up to which they are replaced at once; each costs
+2.5 MB."""
 AT_ONCE = 8
 """Workers asked for before others get their turn at the loop; each takes a fraction of a millisecond."""
 PATIENCE = 5.0
 """Seconds without any worker ending after which a run whose depth is not known goes ahead beyond its share."""
-_PREFIX = "asyncrlm-"
-_BOOTSTRAP = """\
-import importlib.util as u, sys
-at = sys.argv[1]
-s = u.spec_from_file_location("_asyncrlm_worker", at + "/__init__.py", submodule_search_locations=[at])
-sys.modules[s.name] = m = u.module_from_spec(s)
-s.loader.exec_module(m)
-from _asyncrlm_worker import template
-template.main(sys.argv[2])
-"""
+GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
+"""What sending to a template that is no more fails with."""
 
 
-class Process:
-    """One template process and its folder."""
+class Place:
+    """Where a worker is, and what others are started like when it ends, if any."""
 
-    def __init__(self, python: str, mode: str, packages: list[str], package: Path) -> None:
-        """Start it; blocks for milliseconds, so call it in a thread.
+    __slots__ = ("process", "successors", "token")
 
-        Raises:
-            ConfigurationError: if `python` can't be run.
-        """
-        sweep_homes()
-        self.home = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        lock = -1
-        self.control, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            # Locked before it has the name that a sweep looks for, or a sweep could take a home that is being made.
-            lock = os.open(self.home / "making", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            (self.home / "making").rename(self.home / "lock")
-            options = {
-                "control": far.fileno(),
-                "host": os.getpid(),
-                "home": str(self.home),
-                "lock": lock,
-                "mode": mode,
-                "packages": packages,
-            }
-            with (self.home / "log").open("wb") as log:
-                self._popen = subprocess.Popen(  # noqa: S603 - the interpreter the caller named
-                    [python, "-I", "-c", _BOOTSTRAP, str(package), json.dumps(options)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"},
-                    cwd="/",
-                    pass_fds=[far.fileno(), lock],
-                    start_new_session=True,  # a signal to the host's group is the host's to handle
-                )
-            self._pidfd = os.pidfd_open(self._popen.pid)
-        except OSError as e:
-            self.control.close()
-            shutil.rmtree(self.home, ignore_errors=True)
-            if isinstance(e, (FileNotFoundError, PermissionError)) and e.filename == python:
-                raise ConfigurationError(f"python={python!r} can't be run: {e.strerror}") from e
-            raise
-        finally:
-            far.close()
-            if lock >= 0:
-                os.close(lock)
-        self.control.setblocking(False)
-
-    async def hello(self) -> Facts:
-        """What the process found; the first and last thing it says.
-
-        Raises:
-            SandboxLost: if it ended instead, or took too long.
-        """
-        with anyio.move_on_after(START_LIMIT):
-            await anyio.wait_readable(self.control)
-            data = self.control.recv(1 << 16)
-            if data:
-                return msgspec.json.decode(data, type=Facts)
-        log = await anyio.to_thread.run_sync(self._log)
-        raise SandboxLost(f"the local environment's template did not come up: {log or 'it said nothing'}")
-
-    def _log(self) -> str:
-        try:
-            return (self.home / "log").read_bytes()[-2000:].decode("utf-8", "replace").strip()
-        except OSError:
-            return ""
-
-    def send(self, request: bytes, fds: list[int]) -> None:
-        """Ask for a worker. Raises BlockingIOError if the process is busy, another OSError if it is gone."""
-        socket.send_fds(self.control, [request], fds, getattr(socket, "MSG_NOSIGNAL", 0))
-
-    async def stop(self) -> None:
-        """Hang up and wait until the process, all workers and its folder are gone."""
-        with anyio.CancelScope(shield=True):
-            anyio.notify_closing(self.control)
-            self.control.close()
-            with anyio.move_on_after(STOP_LIMIT):
-                while self._popen.poll() is None:
-                    await anyio.wait_readable(self._pidfd)
-            if self._popen.poll() is None:
-                self._popen.kill()
-                while self._popen.poll() is None:
-                    await anyio.wait_readable(self._pidfd)
-            os.close(self._pidfd)
-            # It removes its home itself, unless it was killed; then its wardens, who hold the lock too, are ending.
-            with anyio.move_on_after(STOP_LIMIT):
-                await anyio.to_thread.run_sync(self._remove_home, abandon_on_cancel=True)
-
-    def _remove_home(self) -> None:
-        try:
-            lock = os.open(self.home / "lock", os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            pass
-        else:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            finally:
-                os.close(lock)
-        shutil.rmtree(self.home, ignore_errors=True)
-
-
-def sweep_homes() -> None:
-    """Remove the homes of templates that were killed together with all their wardens: nobody holds their locks."""
-    for entry in os.scandir(tempfile.gettempdir()):
-        if not entry.name.startswith(_PREFIX) or not entry.is_dir(follow_symlinks=False):
-            continue
-        try:
-            if entry.stat(follow_symlinks=False).st_uid != os.geteuid():
-                continue
-            lock = os.open(Path(entry.path) / "lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(entry.path, ignore_errors=True)
-        except BlockingIOError:
-            continue
-        finally:
-            os.close(lock)
+    def __init__(self, process: Process, token: str) -> None:
+        self.process = process
+        self.token = token
+        self.successors: Order | None = None
 
 
 class LocalTemplate:
@@ -192,7 +65,7 @@ class LocalTemplate:
         self._turns = anyio.Lock(fast_acquire=True)
         self._in_a_row = 0
         self._sending = anyio.Lock()  # anyio lets one task wait for a descriptor, not two
-        self._sandboxes: set[LocalSandbox] = set()  # all that are open, spares included
+        self._sandboxes: dict[LocalSandbox, Place] = {}  # all that are open, spares included
         self._spares: dict[tuple[bytes, int], deque[LocalSandbox]] = {}
         self._released = anyio.Event()  # replaced whenever a sandbox is closed
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -207,10 +80,13 @@ class LocalTemplate:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         with anyio.CancelScope(shield=True):
-            for sandbox in list(self._sandboxes):  # the spares, and what a user forgot
+            process, self._process = self._process, None
+            left = list(self._sandboxes)  # the spares, and what a user forgot
+            for sandbox in left:
+                sandbox.kill()
+            for sandbox in left:
                 await sandbox.aclose()
-            if self._process is not None:
-                process, self._process = self._process, None
+            if process is not None:
                 await process.stop()
 
     async def _start(self) -> Process:
@@ -256,11 +132,8 @@ class LocalTemplate:
             await self._wait_for_room(depth)
             sandbox = await self._spawn(order, depth)
         if long_lived and order.request.work is None:
-            try:
-                await self._refill(order)
-            except BaseException:
-                await sandbox.aclose()
-                raise
+            self._sandboxes[sandbox].successors = order
+            self._refill(order)
         return sandbox
 
     async def _take_turns(self) -> None:
@@ -283,10 +156,30 @@ class LocalTemplate:
             await sandbox.aclose()
         return None
 
-    async def _refill(self, order: Order) -> None:
+    def _refill(self, order: Order) -> None:
+        """Start workers ahead, as far as that needs no wait. In a burst nobody has time for it: then those do it who
+        end when the burst is nearly over."""
         spares = self._spares.setdefault(order.key, deque())
-        while len(spares) < SPARES and len(self._sandboxes) < self._most // 2:
-            spares.append(await self._spawn(order, None))
+        running = len(self._sandboxes) - sum(map(len, self._spares.values()))
+        if self._process is None or running > SPARES:
+            return
+        for _ in range(min(AT_ONCE, SPARES - len(spares), self._most // 2 - len(self._sandboxes))):
+            try:
+                spares.append(self._spawn_nowait(self._process, order))
+            except OSError:
+                return
+
+    def _spawn_nowait(self, process: Process, order: Order) -> LocalSandbox:
+        """Raises OSError if that would take a wait, or can't be."""
+        sandbox, request, far = self._ends(process, order)
+        try:
+            process.send(request, far)
+        except OSError:
+            sandbox.release()
+            raise
+        finally:
+            _close_all(far)
+        return sandbox
 
     async def _drop_spares(self) -> None:
         for spares in self._spares.values():
@@ -315,19 +208,24 @@ class LocalTemplate:
         return False
 
     def _forget(self, sandbox: LocalSandbox) -> None:
-        self._sandboxes.discard(sandbox)
+        place = self._sandboxes.pop(sandbox)
+        if sandbox.over:
+            place.process.tokens.append(place.token)
         self._released.set()
         self._released = anyio.Event()
+        if place.successors is not None:
+            self._refill(place.successors)
 
     async def _spawn(self, order: Order, depth: int | None) -> LocalSandbox:
         for _ in range(2):
             process = self._process or await self._start()
-            token = secrets.token_hex(8)
-            sandbox, far = await self._open_ends(f"{process.home}/{token}/files", order, depth)
+            sandbox, request, far = await self._open_ends(process, order, depth)
             try:
-                await self._ask(process, b'{"token":"%s",%s' % (token.encode(), order.body[1:]), far)
-            except OSError:  # the template is gone; once more with a new one
+                await self._ask(process, request, far)
+            except OSError as e:  # the template is gone; once more with a new one
                 await sandbox.aclose()
+                if e.errno not in GONE:
+                    raise
                 await self._replace(process)
             except BaseException:
                 await sandbox.aclose()
@@ -344,8 +242,7 @@ class LocalTemplate:
             async with self._sending:
                 await self._send_when_writable(process, request, far)
         finally:
-            for fd in far:
-                os.close(fd)
+            _close_all(far)
 
     async def _send_when_writable(self, process: Process, request: bytes, far: list[int]) -> None:
         while True:
@@ -357,12 +254,14 @@ class LocalTemplate:
             try:
                 await anyio.wait_writable(process.control)
             except anyio.ClosedResourceError as e:
-                raise BrokenPipeError from e
+                raise BrokenPipeError(errno.EPIPE, "the template is gone") from e
 
-    async def _open_ends(self, files: str, order: Order, depth: int | None) -> tuple[LocalSandbox, list[int]]:
+    async def _open_ends(
+        self, process: Process, order: Order, depth: int | None
+    ) -> tuple[LocalSandbox, bytes, list[int]]:
         while True:
             try:
-                return self._ends(files, order)
+                return self._ends(process, order)
             except OSError as e:
                 if e.errno not in (errno.EMFILE, errno.ENFILE):
                     raise
@@ -370,7 +269,8 @@ class LocalTemplate:
                     continue
                 raise SandboxLost("no descriptor is left for a worker: raise the limit (ulimit -n)") from e
 
-    def _ends(self, files: str, order: Order) -> tuple[LocalSandbox, list[int]]:
+    def _ends(self, process: Process, order: Order) -> tuple[LocalSandbox, bytes, list[int]]:
+        """Our end of a new worker, the request for it and the worker's ends."""
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             outputs, far_ends = open_pipes(order.keep)
@@ -379,7 +279,15 @@ class LocalTemplate:
             far.close()
             raise
         near.setblocking(False)
+        token = process.tokens.pop() if process.tokens else secrets.token_hex(8)
         copies = order.request.confine and "readonly" in self.facts.mounts
+        files = f"{process.home}/{token}"
         sandbox = LocalSandbox(near, outputs, files, order.report, copies_passed=copies, on_closed=self._forget)
-        self._sandboxes.add(sandbox)
-        return sandbox, [far.detach(), *far_ends]
+        self._sandboxes[sandbox] = Place(process, token)
+        request = b'{"token":"%s",%s' % (token.encode(), order.body[1:])
+        return sandbox, request, [far.detach(), *far_ends]
+
+
+def _close_all(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)

@@ -84,12 +84,13 @@ class Namespace:
 class Cells:
     """Runs cells, one after another, in one namespace."""
 
-    def __init__(self, wire: Wire, namespace: Namespace, stdio: Stdio, loops: Loops, *, confined: bool) -> None:
+    def __init__(self, wire: Wire, namespace: Namespace, stdio: Stdio, loops: Loops) -> None:
         self.wire = wire
         self.namespace = namespace
         self.stdio = stdio
         self.loops = loops
-        self.confined = confined
+        self.confined = False
+        """Something is denied to cells."""
         self.show_values = False
         self.arm: Callable[[], None] = lambda: None
         """Put the handler of SIGINT back, which a cell may have replaced."""

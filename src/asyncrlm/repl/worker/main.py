@@ -26,40 +26,39 @@ __all__ = ["PROTOCOL_VERSION", "before_exit", "serve"]
 
 
 class Worker:
-    """Puts the parts together and dispatches control frames."""
+    """Puts the parts together and dispatches control frames.
 
-    def __init__(self, channel_fd: int, in_force: dict[str, Any], workdir: str) -> None:
-        os.set_inheritable(channel_fd, False)
-        self.in_force = in_force
-        self.workdir = workdir
+    Making one touches no descriptor, so a template has one ready that each process it forks goes on with.
+    """
+
+    def __init__(self) -> None:
         self.stdio = Stdio()
-        self.wire = Wire(channel_fd)
+        self.wire = Wire()
         self.calls = Calls(self.wire)
         self.surface = Surface(self.calls)
         self.submission = Submission(self.wire.post)
         self.namespace = Namespace(self.submission)
         self.loops = Loops()
-        self.cells = Cells(self.wire, self.namespace, self.stdio, self.loops, confined=is_confined(in_force))
+        self.cells = Cells(self.wire, self.namespace, self.stdio, self.loops)
         self.cells.arm = self._arm
         for name, function in self.surface.queries().items():
             self.namespace.reserve(name, function)
         self.namespace.reserve("SHOW_VARS", self.namespace.show_vars)
         self.namespace.reserve("SHOW_LIMITS", self.surface.limits)
+        self.python = platform.python_version()
+        multiprocessing.set_start_method("fork", force=True)  # the others start processes that can't reach `__main__`
 
-    def serve(self) -> NoReturn:
+    def serve(self, channel_fd: int, in_force: dict[str, Any]) -> NoReturn:
+        """Serve the host at the other end of `channel_fd` until it is gone."""
+        os.set_inheritable(channel_fd, False)
+        self.cells.confined = is_confined(in_force)
+        self.stdio.attach()
+        self.wire.attach(channel_fd)
         self._arm()
         self.loops.install()
         os.register_at_fork(before=self.stdio.flush, after_in_child=self.wire.cut)
-        python = prepare()
         self.namespace.restore()
-        self.wire.send(
-            {
-                "t": "ready",
-                "version": PROTOCOL_VERSION,
-                "python": python,
-                "in_force": self.in_force,
-            }
-        )
+        self.wire.send({"t": "ready", "version": PROTOCOL_VERSION, "python": self.python, "in_force": in_force})
         while True:
             frame = self.wire.next_frame()
             kind = frame["t"]
@@ -131,10 +130,9 @@ class Worker:
 
 
 @functools.cache
-def prepare() -> str:
-    """What all workers of a process have in common, done once; a template does it before it forks. Python's version."""
-    multiprocessing.set_start_method("fork", force=True)  # the others start processes that can't reach `__main__`
-    return platform.python_version()
+def prepare() -> Worker:
+    """The worker that this process, or each one it forks, will be."""
+    return Worker()
 
 
 def is_confined(in_force: dict[str, Any]) -> bool:
@@ -142,14 +140,14 @@ def is_confined(in_force: dict[str, Any]) -> bool:
     return any(held for row, held in in_force.items() if row != "outliving")
 
 
-def serve(channel_fd: int, in_force: dict[str, Any], workdir: str) -> NoReturn:
+def serve(channel_fd: int, in_force: dict[str, Any]) -> NoReturn:
     """Serve the host at the other end of `channel_fd` until it is gone. Never returns.
 
     Descriptors 0 to 2, the working folder, the environment and confinement are set up before; `in_force` says what of
     it holds, and is reported to the host.
     """
     try:
-        Worker(channel_fd, in_force, workdir).serve()
+        prepare().serve(channel_fd, in_force)
     except BaseException as error:
         sys.stderr.write(f"the worker failed: {type(error).__name__}: {error}\n")
         sys.stderr.flush()

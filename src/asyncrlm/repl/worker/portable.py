@@ -47,7 +47,7 @@ def _become_worker(options: dict[str, Any]) -> NoReturn:
     os.environ.clear()
     os.environ.update(options["env"])
     _limit(options["limits"])
-    worker_main.serve(keep, options["in_force"], options["work"])
+    worker_main.serve(keep, options["in_force"])
 
 
 def _signal(send: Any, pid: int, number: int) -> None:

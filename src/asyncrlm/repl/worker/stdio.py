@@ -16,10 +16,13 @@ class Stdio:
         self._saved: dict[int, int] = {}
         """Descriptor → a copy of it."""
         self._identity: dict[int, tuple[int, int]] = {}
+        self._streams: list[Any] = [None, None, None]
+
+    def attach(self) -> None:
+        """Take descriptors 0 to 2 as they are now; once, in the process that will use them."""
         for fd in (0, 1, 2):
             self._saved[fd] = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64)
             self._identity[fd] = _identity(fd)
-        self._streams: list[Any] = [None, None, None]
         self.restore()
 
     def restore(self) -> None:

@@ -1,4 +1,7 @@
-"""The template: one warm process per interpreter and scope, which clones a warden for every worker asked for.
+"""The template: one warm process per interpreter and scope, from which every worker asked for is forked.
+
+Where it may, it forks a worker into a pid namespace whose first process is a page of machine code (`namespaces.Nests`)
+and ends that when the worker has ended; elsewhere it clones a warden, a copy of itself that does the same.
 
 It reads requests (JSON with three descriptors: channel, standard output, standard error) from one SEQPACKET socket and
 watches the host: when the host is gone, however it went, every worker goes, and so does the folder of the template.
@@ -6,6 +9,7 @@ watches the host: when the host is gone, however it went, every worker goes, and
 
 from __future__ import annotations
 
+import array
 import contextlib
 import ctypes
 import gc
@@ -18,15 +22,19 @@ import shutil
 import signal
 import site
 import socket
+import stat
 import sys
 import time
 import traceback
 from typing import TYPE_CHECKING
 
-from . import confine, warden
+from . import confine, namespaces, warden
+from .birth import Birth, close_others
 
 if TYPE_CHECKING:
     from typing import NoReturn, TypedDict
+
+    from .birth import Facts, Request
 
     class Options(TypedDict):
         """What the host starts a template with: its pid, and descriptors that it passes."""
@@ -77,25 +85,48 @@ def _only_packages(extra: list[str]) -> list[str]:
 # ---- what this machine allows ----------------------------------------------------------------------------------------
 
 
-def _allowed(flags: int, ids: tuple[int, int], plan: list[str], home: str, pid_max: bool = False) -> bool:
-    """Whether a child may have these namespaces and mounts. Container profiles, AppArmor and sysctls may say no."""
-    try:
-        pid = warden.clone(flags)
-    except OSError:
-        return False
-    if pid == 0:
+class Plan:
+    """A way to have pid namespaces, tried out in a child. Container profiles, AppArmor and sysctls may say no."""
+
+    def __init__(self, flags: int, ids: tuple[int, int], home: str, nests: namespaces.Nests | None = None) -> None:
+        self.flags = flags
+        self.ids = ids
+        self.home = home
+        self.nests = nests
+
+    def works(self, mounts: list[str], pid_max: bool = False) -> bool:
+        """Whether a child may have all of this."""
+        first = 0
+        flags = self.flags | (namespaces.NEWNS if mounts else 0)
         try:
-            if flags & warden.NEWUSER:
-                warden.map_ids(*ids)
-            if plan:
-                warden.mounts(plan, [home], (os.path.join(home, "probe"), 1 << 20))
-            if pid_max:
-                with open("/proc/sys/kernel/pid_max", "w") as f:
-                    f.write("400")
-            os._exit(0)
-        except BaseException:
-            os._exit(1)
-    return os.waitpid(pid, 0)[1] == 0
+            if self.nests is not None:
+                first, pid = self.nests.fork()
+            else:
+                pid = namespaces.clone(flags)
+        except OSError:
+            return False
+        if pid == 0:
+            try:
+                self._try(mounts, pid_max)
+                os._exit(0)
+            except BaseException:
+                os._exit(1)
+        worked = os.waitpid(pid, 0)[1] == 0
+        if first:
+            os.kill(first, signal.SIGKILL)
+            os.waitpid(first, 0)
+        return worked
+
+    def _try(self, mounts: list[str], pid_max: bool) -> None:
+        if self.flags & namespaces.NEWUSER:
+            namespaces.map_ids(*self.ids)
+        if mounts:
+            if self.nests is not None:
+                namespaces.unshare(namespaces.NEWNS)
+            namespaces.mounts(mounts, [self.home], (os.path.join(self.home, "probe"), 1 << 20))
+        if pid_max:
+            with open("/proc/sys/kernel/pid_max", "w") as f:
+                f.write("400")
 
 
 def _pid_max_is_own() -> bool:
@@ -107,11 +138,12 @@ def _pid_max_is_own() -> bool:
         return False
 
 
-def choose(wanted: str, home: str) -> warden.Facts:
-    """What is in force here: the first of pidns, scope, walk that works, or the one `wanted`."""
+def choose(wanted: str, home: str, lock: int) -> tuple[Facts, namespaces.Nests | None]:
+    """What is in force here: the first of pidns, scope, walk that works, or the one `wanted`; and how to make pid
+    namespaces without a warden, if that works. "warden" is pidns with one."""
     ids = os.getuid(), os.getgid()
-    user = 0 if ids[0] == 0 else warden.NEWUSER  # in one of its own, RLIMIT_NPROC counts this worker alone
-    facts: warden.Facts = {
+    user = 0 if ids[0] == 0 else namespaces.NEWUSER  # in one of its own, RLIMIT_NPROC counts this worker alone
+    facts: Facts = {
         "python": sys.version.split()[0],
         "mode": "walk",
         "flags": 0,
@@ -122,44 +154,67 @@ def choose(wanted: str, home: str) -> warden.Facts:
         "pid_max": False,
     }
     if not confine.SECCOMP:  # no table of numbers for this machine: clone can't be called either
-        return facts
+        return facts, None
     os.mkdir(os.path.join(home, "probe"))
-    if wanted in ("auto", "pidns"):
-        for plan in (["readonly", "proc"], ["readonly"], ["proc"], []):
-            flags = user | warden.NEWPID | (warden.NEWNS if plan else 0)
-            if _allowed(flags, ids, plan, home):
-                facts.update({"mode": "pidns", "flags": flags, "mounts": plan, "userns": bool(user)})
-                if not user and "proc" in plan and _pid_max_is_own():
-                    facts["pid_max"] = _allowed(flags, ids, plan, home, pid_max=True)
-                return facts
+    plans = [Plan(user | namespaces.NEWPID, ids, home)]
+    if wanted in ("auto", "pidns") and not user:
+        with contextlib.suppress(OSError):
+            plans.insert(0, Plan(namespaces.NEWPID, ids, home, namespaces.Nests(lock)))
+    if wanted in ("auto", "pidns", "warden"):
+        for plan in plans:
+            for mounts in (["readonly", "proc"], ["readonly"], ["proc"], []):
+                if plan.works(mounts):
+                    flags = plan.flags | (namespaces.NEWNS if mounts else 0)
+                    facts.update({"mode": "pidns", "flags": flags, "mounts": mounts, "userns": bool(user)})
+                    if not user and "proc" in mounts and _pid_max_is_own():
+                        facts["pid_max"] = plan.works(mounts, pid_max=True)
+                    return facts, plan.nests
     if wanted in ("auto", "scope") and confine.LANDLOCK_ABI >= 6:
         facts["mode"] = "scope"
-        if user and _allowed(user, ids, [], home):
+        if user and Plan(user, ids, home).works([]):
             facts.update({"flags": user, "userns": True})
-    return facts
+    return facts, None
 
 
 # ---- the process -----------------------------------------------------------------------------------------------------
 
 
+class Job:
+    """One worker: `pids` are those of its processes that are children of the template and not buried yet."""
+
+    def __init__(self, request: Request, channel: int, worker: int | None, pids: set[int]) -> None:
+        self.request = request
+        self.channel = channel
+        self.worker = worker
+        """None where a warden has it."""
+        self.pids = pids
+        self.status: int | None = None
+
+
 class Template:
-    """The state of the process: `jobs` is pid of a warden → (descriptor of its worker's channel, the request)."""
+    """The state of the process."""
 
     def __init__(self, options: Options) -> None:
         self.home, self.lock = options["home"], options["lock"]
         self.control = socket.socket(fileno=options["control"])
+        for fd in (options["control"], self.lock):
+            os.set_inheritable(fd, False)
         self.host = os.pidfd_open(options["host"])
         if os.getppid() != options["host"]:
             os._exit(0)
         self.packages = _only_packages(options["packages"])
         _import_all()
-        self.facts = choose(options["mode"], self.home)
+        self.facts, self.nests = choose(options["mode"], self.home, self.lock)
+        os.mkdir(os.path.join(self.home, "work"), 0o700)
         self.rules = confine.open_rules(self.packages) if self.facts["landlock"] else []
         self.program = b""
         if self.facts["seccomp"]:
             self.program = confine.filter_program("readonly" not in self.facts["mounts"])
             confine.filter_header(self.program)
-        self.jobs: dict[int, tuple[int, warden.Request]] = {}
+        self.jobs: dict[int, Job] = {}
+        """By each of its pids."""
+        self.vacant: set[str] = set()
+        """Folders of ended workers, as good as new: making and removing some takes up to a millisecond on ext4."""
         self.pid, self.ids = os.getpid(), (os.getuid(), os.getgid())
         self.ending = False
 
@@ -199,54 +254,87 @@ class Template:
     def take_request(self) -> bool:
         """Start one worker; False if the host hung up."""
         try:
-            data, fds, _, _ = socket.recv_fds(self.control, 1 << 18, 3)
+            data, fds = self.receive()
         except OSError:
             return False
         if not data:
             return False
-        request: warden.Request = json.loads(data)
-        channel, out, err = socket.socket(fileno=fds[0]), fds[1], fds[2]
+        request: Request = json.loads(data)
         try:
-            self.start(request, channel, out, err)
+            self.start(request, (fds[0], fds[1], fds[2]))
         except OSError as e:
             self.remove(request)
-            warden.say_exited(channel, None, f"the worker could not be started: {e}")
-            channel.close()
+            warden.say_exited(fds[0], None, f"the worker could not be started: {e}")
+            os.close(fds[0])
         finally:
-            os.close(out)
-            os.close(err)
+            os.close(fds[1])
+            os.close(fds[2])
         return True
 
-    def start(self, request: warden.Request, channel: socket.socket, out: int, err: int) -> None:
-        """Clone the warden of one worker."""
+    def receive(self) -> tuple[bytes, array.array[int]]:
+        """A request and its three descriptors, which no program that is executed inherits."""
+        fds = array.array("i")
+        # socket.recv_fds drops the flag.
+        data, extra, _, _ = self.control.recvmsg(1 << 18, socket.CMSG_LEN(3 * fds.itemsize), socket.MSG_CMSG_CLOEXEC)
+        for level, kind, raw in extra:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                fds.frombytes(raw)
+        return data, fds
+
+    def start(self, request: Request, ends: tuple[int, int, int]) -> None:
+        """Fork one worker, or clone its warden."""
         folder = request["folder"] = os.path.join(self.home, request["token"])
-        request["files"] = os.path.join(folder, "files")
         own_work = not request["work"]
         if own_work:
-            request["work"] = os.path.join(folder, "work")
+            # Where each worker mounts a file system of its own on it, all can have the same.
+            request["work"] = os.path.join(self.home if request["size"] else folder, "work")
         # Only now, with the request complete: if a folder can't be made, `remove` reads it.
-        os.makedirs(request["files"], 0o700, exist_ok=True)  # the host may have put a file there already
-        if own_work:
+        if folder in self.vacant:
+            self.vacant.remove(folder)
+        else:
+            os.makedirs(folder, 0o700, exist_ok=True)  # the host may have put a file there already
+        if own_work and not request["size"]:
             os.mkdir(request["work"], 0o700)
         request["env"].update(HOME=request["work"], TMPDIR=request["work"], PWD=request["work"])
-        pid = warden.clone(self.facts["flags"])
-        if pid == 0:
-            self.become_warden(request, channel, out, err)
-        self.jobs[pid] = channel.detach(), request
+        worker = None
+        if self.nests is not None:
+            first, worker = self.nests.fork()
+            pids = {first, worker}
+        else:
+            pids = {namespaces.clone(self.facts["flags"])}
+        if 0 in pids:
+            self.leave(Birth(self.facts, request, ends, self.rules, self.program))
+        job = Job(request, ends[0], worker, pids)
+        self.jobs.update(dict.fromkeys(pids, job))
 
-    def become_warden(self, request: warden.Request, channel: socket.socket, out: int, err: int) -> NoReturn:
+    def leave(self, birth: Birth) -> NoReturn:
+        """In a process that was just made: be a template no more."""
         try:
             self.control.detach()
-            warden.close_others({channel.fileno(), out, err, self.lock, *(fd for fd, _ in self.rules)})
-            warden.guard(self.facts, request, channel, out, err, self.rules, self.program, self.pid, self.ids)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            if self.nests is not None:
+                self.become_worker(birth)
+            close_others(birth.descriptors() | {self.lock})
+            warden.guard(birth, self.pid, self.ids)
         except BaseException as e:
             traceback.print_exc()
-            warden.say_exited(channel, None, f"the worker could not be started: {e}")
+            warden.say_exited(birth.channel, None, f"the worker could not be started: {e}")
         finally:
             os._exit(72)
 
+    def become_worker(self, birth: Birth) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        confine.prctl(confine.PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid():  # the parent is outside of this namespace, unless it died before the death signal was set
+            os._exit(72)
+        if self.facts["mounts"]:
+            namespaces.unshare(namespaces.NEWNS)
+        birth.prepare_namespace()
+        birth.become_worker()
+
     def reap(self) -> None:
-        """Bury wardens that ended: what they could not end, their folders, and last of all their channels."""
+        """Bury workers or wardens that ended: what they could not end, their folders, last of all their channels."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -254,19 +342,33 @@ class Template:
                 return
             if not pid:
                 return
-            if pid not in self.jobs:
+            job = self.jobs.pop(pid, None)
+            if job is None:
                 continue
-            fd, request = self.jobs.pop(pid)
-            if os.WIFSIGNALED(status):
-                self.end_strays()
-            self.remove(request)
-            with socket.socket(fileno=fd) as channel:
-                if os.WIFSIGNALED(status):
-                    warden.say_exited(channel, None, "its warden was killed")
+            job.pids.discard(pid)
+            if pid == job.worker or job.worker is None:
+                job.status = status
+            for other in job.pids:
+                warden.signal_quietly(other, signal.SIGKILL)
+            if not job.pids:
+                self.bury(job)
 
-    def remove(self, request: warden.Request) -> None:
-        """Remove the folder of one worker."""
-        if os.path.exists(request["folder"]):
+    def bury(self, job: Job) -> None:
+        status = job.status or 0
+        if job.worker is None and os.WIFSIGNALED(status):
+            self.end_strays()
+        self.remove(job.request)
+        if job.worker is not None:
+            warden.say_exited(job.channel, os.waitstatus_to_exitcode(status))
+        elif os.WIFSIGNALED(status):
+            warden.say_exited(job.channel, None, "its warden was killed")
+        os.close(job.channel)
+
+    def remove(self, request: Request) -> None:
+        """Remove the folder of one worker, or keep it for the next one that the host gives the same name."""
+        if request["size"] and _renew(request["folder"]):
+            self.vacant.add(request["folder"])
+        else:
             warden.remove_folders(request)
 
     def end_strays(self) -> None:
@@ -296,6 +398,17 @@ class Template:
                 warden.signal_quietly(pid, signal.SIGKILL)
         warden.sweep("walk" if mode == "pidns" else mode)
         shutil.rmtree(self.home, ignore_errors=True)
+
+
+def _renew(folder: str) -> bool:
+    """Whether a folder that a worker could change shows no trace of that; its times are set anew."""
+    try:
+        if os.listdir(folder) or os.listxattr(folder) or os.stat(folder).st_mode != stat.S_IFDIR | 0o700:
+            return False
+        os.utime(folder)
+    except OSError:
+        return False
+    return True
 
 
 def _raise_own_limit() -> None:

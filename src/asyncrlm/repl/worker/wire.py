@@ -95,13 +95,13 @@ class Waiter:
 class Wire:
     """One end of the channel; the process has exactly one."""
 
-    def __init__(self, fd: int, on_close: Callable[[], None] = lambda: leave(0)) -> None:
-        self.fd = fd
-        self.socket = socket.socket(fileno=fd)
+    fd: int
+    """The channel. It and all that is made of descriptors is there from `attach` on."""
+    socket: socket.socket
+    kick_out: int
+
+    def __init__(self, on_close: Callable[[], None] = lambda: leave(0)) -> None:
         self.on_close = on_close
-        self.kick_out, self._kick_in = os.pipe()
-        os.set_blocking(self.kick_out, False)
-        os.set_blocking(self._kick_in, False)
         self.guard = Guard(self.stop, self.kick)
         self.lock = threading.Lock()
         """Held briefly, never while sleeping; guards the fields down to `inbox`."""
@@ -136,6 +136,14 @@ class Wire:
         """The thread that holds `write_lock`. It writes what is granted before it lets go."""
         self.open = False
         """A cell runs: only then may its frames be written. Changed under `write_lock`."""
+
+    def attach(self, fd: int) -> None:
+        """Take the channel; once, in the process that will use it."""
+        self.fd = fd
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fd)
+        self.kick_out, self._kick_in = os.pipe()
+        os.set_blocking(self.kick_out, False)
+        os.set_blocking(self._kick_in, False)
         self._poll = select.poll()  # used by the leader alone
         self._poll.register(fd, select.POLLIN)
         self._poll.register(self.kick_out, select.POLLIN)

@@ -1,0 +1,159 @@
+"""One template process as the host has it: start, hello, requests, end, and the folder that it lives in."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from ..errors import ConfigurationError, SandboxLost
+from .local_order import Facts
+
+START_LIMIT = 60.0
+"""Seconds a template may take to come up; it needs a twentieth of one."""
+STOP_LIMIT = 10.0
+_PREFIX = "asyncrlm-"
+_BOOTSTRAP = """\
+import importlib.util as u, sys
+at = sys.argv[1]
+s = u.spec_from_file_location("_asyncrlm_worker", at + "/__init__.py", submodule_search_locations=[at])
+sys.modules[s.name] = m = u.module_from_spec(s)
+s.loader.exec_module(m)
+from _asyncrlm_worker import template
+template.main(sys.argv[2])
+"""
+
+
+class Process:
+    """One template process and its folder."""
+
+    def __init__(self, python: str, mode: str, packages: list[str], package: Path) -> None:
+        """Start it; blocks for milliseconds, so call it in a thread.
+
+        Raises:
+            ConfigurationError: if `python` can't be run.
+        """
+        sweep_homes()
+        self.home = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        lock = -1
+        self.control, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            # Locked before it has the name that a sweep looks for, or a sweep could take a home that is being made.
+            lock = os.open(self.home / "making", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            (self.home / "making").rename(self.home / "lock")
+            options = {
+                "control": far.fileno(),
+                "host": os.getpid(),
+                "home": str(self.home),
+                "lock": lock,
+                "mode": mode,
+                "packages": packages,
+            }
+            with (self.home / "log").open("wb") as log:
+                self._popen = subprocess.Popen(  # noqa: S603 - the interpreter the caller named
+                    [python, "-I", "-c", _BOOTSTRAP, str(package), json.dumps(options)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"},
+                    cwd="/",
+                    pass_fds=[far.fileno(), lock],
+                    start_new_session=True,  # a signal to the host's group is the host's to handle
+                )
+            self._pidfd = os.pidfd_open(self._popen.pid)
+        except OSError as e:
+            self.control.close()
+            shutil.rmtree(self.home, ignore_errors=True)
+            if isinstance(e, (FileNotFoundError, PermissionError)) and e.filename == python:
+                raise ConfigurationError(f"python={python!r} can't be run: {e.strerror}") from e
+            raise
+        finally:
+            far.close()
+            if lock >= 0:
+                os.close(lock)
+        self.control.setblocking(False)
+        self.tokens: list[str] = []
+        """Names of workers that have ended, to be given again: their folders may still be there."""
+
+    async def hello(self) -> Facts:
+        """What the process found; the first and last thing it says.
+
+        Raises:
+            SandboxLost: if it ended instead, or took too long.
+        """
+        with anyio.move_on_after(START_LIMIT):
+            await anyio.wait_readable(self.control)
+            data = self.control.recv(1 << 16)
+            if data:
+                return msgspec.json.decode(data, type=Facts)
+        log = await anyio.to_thread.run_sync(self._log)
+        raise SandboxLost(f"the local environment's template did not come up: {log or 'it said nothing'}")
+
+    def _log(self) -> str:
+        try:
+            return (self.home / "log").read_bytes()[-2000:].decode("utf-8", "replace").strip()
+        except OSError:
+            return ""
+
+    def send(self, request: bytes, fds: list[int]) -> None:
+        """Ask for a worker. Raises BlockingIOError if the process is busy, another OSError if it is gone."""
+        socket.send_fds(self.control, [request], fds, getattr(socket, "MSG_NOSIGNAL", 0))
+
+    async def stop(self) -> None:
+        """Hang up and wait until the process, all workers and its folder are gone."""
+        with anyio.CancelScope(shield=True):
+            anyio.notify_closing(self.control)
+            self.control.close()
+            with anyio.move_on_after(STOP_LIMIT):
+                while self._popen.poll() is None:
+                    await anyio.wait_readable(self._pidfd)
+            if self._popen.poll() is None:
+                self._popen.kill()
+                while self._popen.poll() is None:
+                    await anyio.wait_readable(self._pidfd)
+            os.close(self._pidfd)
+            # It removes its home itself, unless it was killed; then its wardens, who hold the lock too, are ending.
+            with anyio.move_on_after(STOP_LIMIT):
+                await anyio.to_thread.run_sync(self._remove_home, abandon_on_cancel=True)
+
+    def _remove_home(self) -> None:
+        try:
+            lock = os.open(self.home / "lock", os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            pass
+        else:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            finally:
+                os.close(lock)
+        shutil.rmtree(self.home, ignore_errors=True)
+
+
+def sweep_homes() -> None:
+    """Remove the homes of templates that were killed together with all their wardens: nobody holds their locks."""
+    for entry in os.scandir(tempfile.gettempdir()):
+        if not entry.name.startswith(_PREFIX) or not entry.is_dir(follow_symlinks=False):
+            continue
+        try:
+            if entry.stat(follow_symlinks=False).st_uid != os.geteuid():
+                continue
+            lock = os.open(Path(entry.path) / "lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(entry.path, ignore_errors=True)
+        except BlockingIOError:
+            continue
+        finally:
+            os.close(lock)
