@@ -7,7 +7,7 @@ import socket
 import traceback
 from typing import TYPE_CHECKING
 
-from . import confine, main, namespaces
+from . import confine, main, namespaces, syscalls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -122,7 +122,7 @@ class Birth:
                 rules.append(("/dev/shm", confine.WORK))
             confine.landlock(rules)
         if self.program:
-            confine.seccomp(self.program)
+            syscalls.seccomp(self.program)
 
 
 def _set_environment(wanted: Mapping[str, str]) -> None:

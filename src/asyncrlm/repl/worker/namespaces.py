@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 NEWNS, NEWUSER, NEWPID = 0x20000, 0x10000000, 0x20000000
 _CLONE = {"x86_64": 56, "aarch64": 220}.get(confine.MACHINE)
-_libc = ctypes.CDLL(None, use_errno=True)
 _holding_gil = ctypes.PyDLL(None, use_errno=True)  # the child must own the GIL
 _READONLY = 1
 _RECURSIVE, _AT_FDCWD = 0x8000, -100
@@ -40,7 +39,7 @@ def clone(flags: int) -> int:
 
 def unshare(flags: int) -> None:
     """New namespaces for this process (mounts) or for those it forks (pids)."""
-    if _libc.unshare(flags):
+    if confine.libc.unshare(flags):
         raise confine.failure("unshare")
 
 
@@ -56,14 +55,14 @@ def map_ids(uid: int, gid: int) -> None:
 
 
 def _mount(source: bytes | None, target: str, kind: bytes | None, flags: int, data: bytes | None = None) -> None:
-    if _libc.mount(source, os.fsencode(target), kind, ctypes.c_ulong(flags), data):
+    if confine.libc.mount(source, os.fsencode(target), kind, ctypes.c_ulong(flags), data):
         raise confine.failure("mount " + target)
 
 
 def _read_only(target: str, on: bool, flags: int = 0) -> None:
     attributes = (ctypes.c_uint64 * 4)(_READONLY if on else 0, 0 if on else _READONLY, 0, 0)
     path = os.fsencode(target)
-    if _libc.syscall(_MOUNT_SETATTR, _AT_FDCWD, path, ctypes.c_uint(flags), attributes, ctypes.c_size_t(32)):
+    if confine.libc.syscall(_MOUNT_SETATTR, _AT_FDCWD, path, ctypes.c_uint(flags), attributes, ctypes.c_size_t(32)):
         raise confine.failure("mount_setattr " + target)
 
 
@@ -161,7 +160,7 @@ class Nests:
             pid = os.fork()
         finally:
             # unshare works once; but whoever comes back to where they were may do it again.
-            if pid and _libc.setns(self._own, NEWPID):
+            if pid and confine.libc.setns(self._own, NEWPID):
                 raise confine.failure("setns")
             if pid < 0 < first:
                 os.kill(first, signal.SIGKILL)
