@@ -90,7 +90,7 @@ class CellFinished(Event, frozen=True, kw_only=True):
     stdout: str = ""
     stderr: str = ""
     error: str | None = None
-    """The traceback, if the cell raised or was stopped."""
+    """The traceback, if the cell raised or was stopped; what became of the worker, if that was lost."""
     variables: dict[str, str] = field(default_factory=dict[str, str])
     """Name → type."""
     subcalls: int = 0

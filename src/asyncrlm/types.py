@@ -127,7 +127,8 @@ class REPLResult(_Record):
 
     stdout: str = ""
     stderr: str = ""
-    """What the cell wrote to its standard error, then the traceback if it raised."""
+    """What the cell wrote to its standard error, then the traceback if it raised. Above it, if an earlier cell's worker
+    was lost meanwhile, what became of that."""
     locals: dict[str, str] = field(default_factory=dict[str, str])
     """Variable name → short repr."""
     execution_time: float = 0.0

@@ -66,6 +66,8 @@ class CellReport(Protocol):
     def failures(self) -> Mapping[str, int]: ...
     @property
     def lost(self) -> str | None: ...
+    @property
+    def lost_before(self) -> str | None: ...
 
 
 def system_prompt(
@@ -229,6 +231,8 @@ def _cell_parts(prompts: Prompts, outcome: CellReport, limit: int) -> list[str]:
         parts.append(fill(prompts.lost, reason=reason if reason.endswith((".", "!")) else reason + "."))
     if not parts:
         parts.append(prompts.no_output)
+    if outcome.lost_before is not None:
+        parts.insert(0, fill(prompts.lost_before, reason=outcome.lost_before))
     if failed := sum(outcome.failures.values()):
         kinds = sorted(outcome.failures.items(), key=lambda item: (-item[1], item[0]))
         named = ", ".join(f"{kind.replace('_', ' ')} {count:,}" for kind, count in kinds if count)

@@ -104,6 +104,8 @@ class Telling:
         tree = self._tree
         if not tree.watched:
             return
+        if outcome.lost_before is not None:
+            tree.emit(SandboxDied(**self._stamp(), reason=outcome.lost_before))
         tree.emit(
             CellFinished(
                 **self._stamp(),

@@ -24,7 +24,7 @@ class Turns:
         self.last_text = ""
         """The newest reply that was not empty."""
         self.last_error: str | None = None
-        """What the newest cell that failed raised."""
+        """What the newest cell that failed raised, or what became of its worker."""
         self._tree = tree
         self._telling = telling
         self._run_id = run_id
@@ -71,8 +71,9 @@ class Turns:
         self._cells += 1
         self._telling.cell_started(self.number, self._cells, code)
         outcome = await session.execute(code)
-        error = None
+        error = outcome.lost
         if outcome.error is not None:
-            error = self.last_error = outcome.error.traceback or f"{outcome.error.type}: {outcome.error.message}"
+            error = outcome.error.traceback or f"{outcome.error.type}: {outcome.error.message}"
+        self.last_error = error or self.last_error
         self._telling.cell_finished(self.number, self._cells, outcome, error)
         return outcome
