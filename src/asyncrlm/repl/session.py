@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import anyio
 import anyio.abc
@@ -23,6 +22,7 @@ from .messages import Answer, CellError, Init
 from .sandbox import Environment, Report, Scope
 from .tools import HostTools
 from .worker import codec
+from .worker.answer import to_text
 
 GRACE = 2.0
 """Seconds between the first interrupt of a cell and the kill."""
@@ -353,16 +353,7 @@ def _submitted(answer: Answer) -> SubmittedAnswer:
         value = codec.decode(answer.content)
     except ValueError:
         value = str(answer.content)
-    return SubmittedAnswer(content=_text_form(value), value=value, empty=answer.empty)
-
-
-def _text_form(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):
-        return str(cast("object", value))
+    return SubmittedAnswer(content=to_text(value), value=value, empty=answer.empty)
 
 
 def _over(verdict: Verdict, limit: float | None) -> str:
