@@ -5,14 +5,14 @@ from __future__ import annotations
 import anyio
 from msgspec import Struct
 
-from ..errors import LimitError
+from ..errors import LimitError, LMError
 from ..lm.base import LMReply
 from ..repl.session import Session
 from ..types import StopReason
 from . import prompts as words
 from .parsing import looks_like_code, parse_reply
 from .plain import without_code
-from .settings import CLOSING_GROWTH, CLOSING_SECONDS, CLOSING_SHARE, CLOSING_TOKENS
+from .settings import CLOSING_GROWTH, CLOSING_MESSAGE, CLOSING_SECONDS, CLOSING_SHARE, CLOSING_TOKENS
 from .tree import Tree
 from .turns import Turns
 
@@ -57,48 +57,88 @@ class Closing:
         """What comes of a run whose loop ended without an answer: for `limit`, or because all turns are used up.
 
         Raises:
-            LimitError: if it is to be raised, or nothing else is left to give.
+            LimitError: if it is to be raised, or there is nothing to give in its place.
+            LMError: if all turns are used up, and the last one gave nothing either.
         """
-        answer = session.answer
-        if answer is not None and not answer.empty:
-            return RunResult(response=answer.content, stop_reason="answer")
+        if answer := _submitted(session):
+            return RunResult(response=answer, stop_reason="answer")
         if limit is not None and not self._answers_limits:
             raise limit
+        stop_reason: StopReason = "max_iterations" if limit is None else "limit"
         with anyio.CancelScope(deadline=self._deadline()):
-            return await self._last_turn(session, limit)
+            return RunResult(response=await self._last_turn(session, limit), stop_reason=stop_reason)
         limit = limit or self._tree.time_is_up()
-        answer = session.answer
-        if answer is None or answer.empty:
+        text = self._best_text(session) if self._answers_limits else _submitted(session)
+        if not text:
             raise limit
-        return RunResult(response=answer.content, stop_reason="answer")
+        return RunResult(response=text, stop_reason=stop_reason)
 
-    async def _last_turn(self, session: Session, limit: LimitError | None) -> RunResult:
-        """Ask once more, for an answer from what there is. Code in that reply is run for its answer, never returned."""
-        turns, prompts = self._turns, self._tree.configuration.prompts
-        why = f"all {self._tree.limits.max_iterations} turns are used up" if limit is None else str(limit)
+    async def _last_turn(self, session: Session, limit: LimitError | None) -> str:
+        """Ask once more, for an answer from what there is."""
+        turns, limits = self._turns, self._tree.limits
+        why = f"all {limits.max_iterations} turns are used up" if limit is None else str(limit)
         turns.begin()
+        prompts = self._tree.configuration.prompts
         turns.history.user(words.closing_message(prompts, reason=why, root_prompt=self._root_prompt))
+        model = turns.root.model
+        failure: Exception = LMError(f"model {model!r} gave no answer in its last turn: {why}", kind="empty")
         try:
-            reply = await turns.ask(closing=limit is not None)
-        except LimitError as error:
-            raise limit or error from None
-        result = await self._last_answer(session, reply, "max_iterations" if limit is None else "limit")
+            reply = await self._ask(closing=limit is not None)
+        except (LimitError, LMError) as error:
+            if not self._answers_limits:
+                raise
+            text, failure = "", error
+        else:
+            text = await self._answer_in(session, reply)
+        text = text or self._best_text(session)
+        if not text and limit is not None:
+            raise limit from failure
+        if not text:
+            raise failure
         turns.end()
-        return result
+        return text
 
-    async def _last_answer(self, session: Session, reply: LMReply, stop_reason: StopReason) -> RunResult:
+    async def _ask(self, *, closing: bool) -> LMReply:
+        """The last reply. A request that is refused as too much is made once more, its last message shorter."""
+        turns = self._turns
+        try:
+            return await turns.ask(closing=closing)
+        except LimitError:
+            shorter = turns.history.shorten(CLOSING_MESSAGE)
+            if not shorter and (closing or not self._answers_limits):
+                raise
+            closing = self._answers_limits
+        except LMError as error:
+            if error.kind != "too_long" or not turns.history.shorten(CLOSING_MESSAGE):
+                raise
+        return await turns.ask(closing=closing)
+
+    async def _answer_in(self, session: Session, reply: LMReply) -> str:
+        """The answer that a last reply gives; "" if none. Its code is run for its answer, never returned."""
         for code in parse_reply(reply.text).cells:
             outcome = await self._turns.run_cell(session, code)
             if outcome.answer is not None and not outcome.answer.empty:
-                return RunResult(response=outcome.answer.content, stop_reason=stop_reason)
+                return outcome.answer.content
             if outcome.lost is not None:
                 break
-        text = without_code(reply.text)
-        if not text or looks_like_code(text):
-            answer = session.answer
-            text = answer.content if answer is not None and not answer.empty else ""
-        return RunResult(response=text, stop_reason=stop_reason)
+        return _prose(reply.text)
+
+    def _best_text(self, session: Session) -> str:
+        """The best there is besides a last reply; "" if nothing."""
+        return _submitted(session) or _prose(self._turns.history.last_reply)
 
     def _deadline(self) -> float:
         """A child has none of its own: what cuts its root cuts it too."""
         return self._tree.deadline if self._is_root else float("inf")
+
+
+def _submitted(session: Session) -> str:
+    """The answer that is ready now; "" if none is."""
+    answer = session.answer
+    return "" if answer is None or answer.empty else answer.content
+
+
+def _prose(reply: str) -> str:
+    """What a reply says to people; "" if it is code and nothing else."""
+    text = without_code(reply)
+    return "" if looks_like_code(text) else text

@@ -28,9 +28,6 @@ from .telling import Telling
 from .tree import Tree
 from .turns import Turns
 
-EMPTY_REPLY = "(no reply)"
-"""Stands for an empty assistant message, which some servers refuse."""
-
 
 class Run:
     """One completion. Owns its worker, its history and its place in the tree."""
@@ -189,6 +186,7 @@ class Run:
     # ---- turns ----
 
     async def _loop(self, session: Session) -> None:
+        """Turn after turn, until there is an answer or none are left."""
         limits = self.tree.limits
         for _ in range(limits.max_iterations):
             await self._one_turn(session)
@@ -225,7 +223,7 @@ class Run:
                 f"(finish reason: {reply.finish_reason or 'unknown'})",
                 kind="empty",
             )
-        self._history.assistant(EMPTY_REPLY)
+        self._history.assistant(reply.text)
         self._history.user(self._configuration.prompts.empty_reply)
 
     async def _run_cells(self, session: Session, reply: LMReply) -> None:
