@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from typing import Any
 
 import anyio
@@ -41,12 +40,13 @@ class Run:
         root_prompt: str | None = None,
         tools: HostTools | None = None,
         depth: int = 0,
+        run_id: str | None = None,
         parent_id: str | None = None,
         tags: dict[str, Any] | None = None,
     ) -> None:
         self.tree = tree
         self.depth = depth
-        self.run_id = uuid.uuid4().hex if depth else tree.run_id
+        self.run_id = run_id or tree.run_id
         self._tags = tags
         self.parent_id = parent_id
         self._prompt = prompt
@@ -87,17 +87,18 @@ class Run:
         """The fields that every event of this run has."""
         return {"run_id": self.run_id, "parent_id": self.parent_id, "depth": self.depth, "time": time.time()}
 
-    async def run_child(self, prompt: str | list[dict[str, Any]], root: ClientSpec) -> tuple[str, str]:
-        """Run the child of one `rlm_query`. Returns its response and its run id."""
+    async def run_child(self, prompt: str | list[dict[str, Any]], root: ClientSpec, run_id: str) -> str:
+        """Run the child of one `rlm_query`. Returns its response."""
         child = Run(
             self.tree,
             prompt=prompt,
             root=root,
             tools=self._configuration.sub_tools,
             depth=self.depth + 1,
+            run_id=run_id,
             parent_id=self.run_id,
         )
-        return (await child.execute()).response, child.run_id
+        return (await child.execute()).response
 
     # ---- from start to end ----
 
