@@ -45,7 +45,8 @@ class ModelUsageSummary(_Record):
     cached_tokens: int = 0
     reasoning_tokens: int = 0
     complete: bool = True
-    """False when some reply did not say what it used: the sums are then lower bounds or estimates."""
+    """False when some call did not say what it used, or only some of them have a known cost: the sums are then lower
+    bounds or estimates."""
 
 
 class UsageSummary(_Record):
@@ -55,7 +56,7 @@ class UsageSummary(_Record):
 
     @property
     def total_cost(self) -> float | None:
-        """USD; None if no model's cost is known."""
+        """USD of all calls whose cost is known (see `complete`); None if there is none."""
         costs = [m.total_cost for m in self.model_usage_summaries.values() if m.total_cost is not None]
         return sum(costs) if costs else None
 
@@ -81,8 +82,10 @@ class UsageSummary(_Record):
 
     @property
     def complete(self) -> bool:
-        """False when some reply did not say what it used."""
-        return all(m.complete for m in self.model_usage_summaries.values())
+        """False when some call did not say what it used, or `total_cost` leaves out calls whose cost is not known."""
+        models = self.model_usage_summaries.values()
+        priced = [m.total_cost is not None for m in models]
+        return all(m.complete for m in models) and (all(priced) or not any(priced))
 
     def to_dict(self) -> dict[str, Any]:
         models = {name: m.to_dict() for name, m in self.model_usage_summaries.items()}

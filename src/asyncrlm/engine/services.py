@@ -131,6 +131,7 @@ class RunServices:
                         error=problem,
                         error_kind=failure.kind if isinstance(failure, LMError) else None,
                         child_run_id=record.child_run_id,
+                        answered_by=reply.model if reply else None,
                         input_tokens=reply.usage.input_tokens if reply else None,
                         output_tokens=reply.usage.output_tokens if reply else None,
                         cost=reply.usage.cost if reply else None,

@@ -90,6 +90,7 @@ class Telling:
                 text=reply.text,
                 reasoning=reply.reasoning,
                 finish_reason=reply.finish_reason,
+                answered_by=reply.model,
                 input_tokens=reply.usage.input_tokens,
                 output_tokens=reply.usage.output_tokens,
                 seconds=seconds,
