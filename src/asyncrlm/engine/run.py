@@ -125,8 +125,8 @@ class Run:
 
     async def _plain(self) -> RunResult:
         """No depth for a REPL: the prompt goes to the model as it is."""
-        self._history.user(await plain_text(self._prompt, self._root_prompt))
         with anyio.CancelScope(deadline=self.tree.deadline):
+            self._history.user(await plain_text(self._prompt, self._root_prompt))
             text = strip_thinking(reply_text(await self._turns.ask()))
             return RunResult(response=text, stop_reason="text")
         raise self.tree.time_is_up()
