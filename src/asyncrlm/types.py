@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sized
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import msgspec
 from msgspec import Struct, field
@@ -16,12 +16,26 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
+def _text_keys(value: Any) -> Any:
+    """`value` with keys as JSON can have them: such as a tuple becomes its text."""
+    if isinstance(value, dict):
+        items = cast("dict[Any, Any]", value).items()
+        return {k if type(k) in (str, int, float) else str(k): _text_keys(item) for k, item in items}
+    if isinstance(value, (list, tuple)):
+        return [_text_keys(item) for item in cast("list[Any]", value)]
+    return value
+
+
 class _Record(Struct, kw_only=True):
     """A record with the reference's `to_dict` and `from_dict`."""
 
     def to_dict(self) -> dict[str, Any]:
         """A dict of builtin types; fields that are None are left out."""
-        plain = msgspec.to_builtins(self, enc_hook=_plain, str_keys=True)
+        try:
+            plain = msgspec.to_builtins(self, enc_hook=_plain, str_keys=True)
+        except TypeError:  # a prompt or tags whose keys are no text
+            fields = {name: _text_keys(getattr(self, name)) for name in self.__struct_fields__}
+            plain = msgspec.to_builtins(fields, enc_hook=_plain, str_keys=True)
         return {name: value for name, value in plain.items() if value is not None}
 
     @classmethod
