@@ -12,6 +12,7 @@ from ..errors import ErrorThresholdExceededError, LimitError, LMError
 from ..lm.base import LMReply
 from ..lm.clients import ClientSpec
 from ..lm.pacing import reply_text
+from ..repl.broker import innermost
 from ..repl.context import ContextInfo, check_prompt_type, describe
 from ..repl.scope import DepthScope
 from ..repl.session import CellOutcome, Session
@@ -117,7 +118,8 @@ class Run:
             result = await (self._plain() if self.depth >= self.tree.limits.max_depth else self._with_session(context))
             outcome = {"stop_reason": result.stop_reason, "response": result.response}
             return result
-        except Exception as error:
+        except Exception as raised:
+            error = innermost(raised)
             outcome = {"stop_reason": "error", "error": f"{type(error).__name__}: {error}"}
             raise
         finally:
