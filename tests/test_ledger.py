@@ -75,8 +75,21 @@ def test_unknown_cost_is_not_zero() -> None:
     ledger = Ledger()
     reserved(ledger, need(price=None)).settle(used(1, 1))
     assert ledger.usage().total_cost is None
+    assert ledger.usage().complete
     reserved(ledger, need(price=None)).settle(used(1, 1, cost=0.0))
     assert ledger.usage().total_cost == 0.0
+    assert not ledger.usage().complete
+    reserved(ledger, need(price=None)).settle(used(1, 1, cost=0.0))
+    assert not ledger.usage().complete
+
+
+def test_a_call_without_a_reservation_is_booked_as_large_as_one() -> None:
+    heard: list[Settlement] = []
+    ledger = Ledger(max_tokens=100, on_settle=heard.append)
+    ledger.charge(need(600, output_cap=20))
+    assert heard == [Settlement("m", 200, 20, 0, 0, 0.0004, True)]
+    assert ledger.tokens == 220
+    assert "0 in flight" in repr(ledger)
 
 
 def test_small_sums_add_up_exactly() -> None:

@@ -14,7 +14,7 @@ import pytest
 import structlog
 
 from asyncrlm.observe.log import get_logger
-from asyncrlm.observe.text import REDACTED, clip, one_line, plain, printable, redact
+from asyncrlm.observe.text import REDACTED, one_line, plain, printable, redact
 
 
 def test_diagnostics_go_to_logging_and_nothing_is_printed(
@@ -72,12 +72,6 @@ def test_printable(text: str, shown: str) -> None:
 )
 def test_one_line(text: str, line: str) -> None:
     assert one_line(text, 10) == line
-
-
-def test_clip_keeps_head_and_tail_and_says_what_is_missing() -> None:
-    assert clip("abcdef", 6) == "abcdef"
-    assert clip("a" * 500 + "b" * 500, 10) == "aaaaa\n[... 990 characters left out ...]\nbbbbb"
-    assert clip("abc", 1).startswith("a\n[... 2 characters")
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ LAYERS = [
     {"repl"},
     {"lm"},
     {"observe"},
-    {"ledger", "money", "events", "types", "errors", "_version"},
+    {"ledger", "money", "events", "types", "errors", "clipping", "_version"},
 ]
 """From the door inward; each may import what stands below it."""
 

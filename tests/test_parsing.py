@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrlm.engine.parsing import looks_like_code, parse_reply, truncate
+from asyncrlm.engine.parsing import looks_like_code, parse_reply
 
 SUBMIT = 'answer["content"]'
 NESTED = 'p = """# G\n```python\nn = 1\n```\nend"""'
@@ -236,17 +236,3 @@ def test_what_is_fenced_comes_out(statements: list[str], fence: str, indent: str
 )
 def test_looks_like_code(text: str, code: bool) -> None:
     assert looks_like_code(text) is code
-
-
-@pytest.mark.parametrize(
-    ("text", "limit", "expected"),
-    [
-        ("abc", 3, "abc"),
-        ("", 0, ""),
-        ("a" * 6 + "b" * 2_000 + "c" * 5, 11, "a" * 6 + "\n[... 2,000 of 2,011 characters left out ...]\n" + "c" * 5),
-        ("abc", 1, "a\n[... 2 of 3 characters left out ...]\n"),
-        ("abc", 0, "\n[... 3 of 3 characters left out ...]\n"),
-    ],
-)
-def test_truncate(text: str, limit: int, expected: str) -> None:
-    assert truncate(text, limit) == expected

@@ -40,6 +40,7 @@ class Outcome(Struct, kw_only=True):
     subcalls: int = 0
     failures: dict[str, int] = field(default_factory=dict)
     lost: str | None = None
+    lost_before: str | None = None
 
 
 # ---- system ----------------------------------------------------------------------------------------------------------
@@ -199,6 +200,8 @@ def test_small_things() -> None:
     assert "did not run" not in cells_message(outcomes=[Outcome()])
     one = cells_message(outcomes=[Outcome(lost="It was killed.")], skipped=1, skipped_because="x")
     assert "lost: It was killed. All" in one
+    fresh = cells_message(outcomes=[Outcome(lost_before="it had gone.")])
+    assert fresh == "Before this cell, it had gone.\n\n(The cell ran and printed nothing.)"
     assert "1 later block of your reply did not run, because x." in one
 
 

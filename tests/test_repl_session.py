@@ -240,9 +240,9 @@ async def test_a_worker_that_died_between_two_cells_is_told_with_the_next() -> N
                 while not opened[0].closed:
                     await anyio.lowlevel.checkpoint()
                 outcome = await session.execute("two")
-                assert outcome.lost is not None
-                assert "before this cell" in outcome.lost
-                assert "SIGKILL" in outcome.lost
+                assert outcome.lost is None
+                assert outcome.lost_before is not None
+                assert "SIGKILL" in outcome.lost_before
             group.cancel_scope.cancel()
 
 

@@ -161,6 +161,7 @@ class LMError(RLMError):
         retryable: Whether the same request may succeed later.
         retry_after: Seconds the server asked to wait, where it did.
         charged: Whether the failed request may have been paid for: it was sent, and the reply was lost.
+        charged_before: How many earlier tries of the same request, by other models, failed so too.
     """
 
     def __init__(
@@ -172,6 +173,7 @@ class LMError(RLMError):
         retryable: bool = False,
         retry_after: float | None = None,
         charged: bool = False,
+        charged_before: int = 0,
         **details: Any,
     ) -> None:
         super().__init__(message, **details)
@@ -180,3 +182,4 @@ class LMError(RLMError):
         self.retryable = retryable
         self.retry_after = retry_after
         self.charged = charged
+        self.charged_before = charged_before

@@ -72,6 +72,8 @@ class ModelReplied(Event, frozen=True, kw_only=True):
     text: str
     reasoning: str | None = None
     finish_reason: str | None = None
+    answered_by: str | None = None
+    """The name the provider answered with, where it did; of several fallbacks it says which one answered."""
     input_tokens: int | None = None
     output_tokens: int | None = None
     seconds: float = 0.0
@@ -90,7 +92,7 @@ class CellFinished(Event, frozen=True, kw_only=True):
     stdout: str = ""
     stderr: str = ""
     error: str | None = None
-    """The traceback, if the cell raised or was stopped."""
+    """The traceback, if the cell raised or was stopped; what became of the worker, if that was lost."""
     variables: dict[str, str] = field(default_factory=dict[str, str])
     """Name → type."""
     subcalls: int = 0
@@ -118,6 +120,8 @@ class SubcallFinished(Event, frozen=True, kw_only=True):
     error: str | None = None
     error_kind: str | None = None
     child_run_id: str | None = None
+    answered_by: str | None = None
+    """As of `ModelReplied`; None for a child run."""
     input_tokens: int | None = None
     output_tokens: int | None = None
     cost: float | None = None

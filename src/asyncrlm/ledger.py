@@ -104,6 +104,8 @@ class Ledger:
         self._tokens = 0
         self._models: dict[str, ModelUsageSummary] = {}
         self._money_by_model: dict[str, int] = {}
+        self._unpriced: set[str] = set()
+        """Models of which some call's cost is not known."""
         self._outputs: dict[str, Percentile] = {}
         self._subcalls = 0
 
@@ -163,6 +165,11 @@ class Ledger:
         if waiter.reservation is None:
             raise waiter.refusal or AssertionError("served with nothing")
         return waiter.reservation
+
+    def charge(self, need: Need) -> None:
+        """Book a call of unknown use that went out under the reservation of another, so even where there is no room."""
+        rates = None if need.price is None else Rates.of(need.price)
+        self._reservation(need, self._size(need, rates), rates).settle_estimated()
 
     async def changed(self) -> None:
         """Wait until some reservation is settled or released; with nothing in flight return at once.
@@ -260,6 +267,9 @@ class Ledger:
                 raise self._refusal(size, need.closing)
         if need.closing:
             self._held = Size()
+        return self._reservation(need, size, rates)
+
+    def _reservation(self, need: Need, size: Size, rates: Rates | None) -> Reservation:
         self._open += 1
         self._reserved_money += size.money
         self._reserved_tokens += size.tokens
@@ -358,9 +368,12 @@ class Ledger:
         model.total_output_tokens += settlement.output_tokens
         model.cached_tokens += settlement.cached_tokens
         model.reasoning_tokens += settlement.reasoning_tokens
-        model.complete = model.complete and not settlement.estimated
         if settlement.cost is not None:
             self._money_by_model[name] = self._money_by_model.get(name, 0) + used.money
             model.total_cost = self._money_by_model[name] / PICO
+        else:
+            self._unpriced.add(name)
+        partly_priced = name in self._unpriced and name in self._money_by_model
+        model.complete = model.complete and not settlement.estimated and not partly_priced
         if not settlement.estimated:
             self._outputs.setdefault(name, Percentile()).add(settlement.output_tokens)

@@ -202,7 +202,7 @@ class AsyncRLM:
                     stream.error = error
 
         with one_error():
-            async with anyio.create_task_group() as tasks, receive:
+            async with receive, anyio.create_task_group() as tasks:
                 tasks.start_soon(run)
                 try:
                     yield stream

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sized
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import msgspec
 from msgspec import Struct, field
@@ -16,12 +16,26 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
+def _text_keys(value: Any) -> Any:
+    """`value` with keys as JSON can have them: such as a tuple becomes its text."""
+    if isinstance(value, dict):
+        items = cast("dict[Any, Any]", value).items()
+        return {k if type(k) in (str, int, float) else str(k): _text_keys(item) for k, item in items}
+    if isinstance(value, (list, tuple)):
+        return [_text_keys(item) for item in cast("list[Any]", value)]
+    return value
+
+
 class _Record(Struct, kw_only=True):
     """A record with the reference's `to_dict` and `from_dict`."""
 
     def to_dict(self) -> dict[str, Any]:
         """A dict of builtin types; fields that are None are left out."""
-        plain = msgspec.to_builtins(self, enc_hook=_plain, str_keys=True)
+        try:
+            plain = msgspec.to_builtins(self, enc_hook=_plain, str_keys=True)
+        except TypeError:  # a prompt or tags whose keys are no text
+            fields = {name: _text_keys(getattr(self, name)) for name in self.__struct_fields__}
+            plain = msgspec.to_builtins(fields, enc_hook=_plain, str_keys=True)
         return {name: value for name, value in plain.items() if value is not None}
 
     @classmethod
@@ -45,7 +59,8 @@ class ModelUsageSummary(_Record):
     cached_tokens: int = 0
     reasoning_tokens: int = 0
     complete: bool = True
-    """False when some reply did not say what it used: the sums are then lower bounds or estimates."""
+    """False when some call did not say what it used, or only some of them have a known cost: the sums are then lower
+    bounds or estimates."""
 
 
 class UsageSummary(_Record):
@@ -55,7 +70,7 @@ class UsageSummary(_Record):
 
     @property
     def total_cost(self) -> float | None:
-        """USD; None if no model's cost is known."""
+        """USD of all calls whose cost is known (see `complete`); None if there is none."""
         costs = [m.total_cost for m in self.model_usage_summaries.values() if m.total_cost is not None]
         return sum(costs) if costs else None
 
@@ -81,8 +96,10 @@ class UsageSummary(_Record):
 
     @property
     def complete(self) -> bool:
-        """False when some reply did not say what it used."""
-        return all(m.complete for m in self.model_usage_summaries.values())
+        """False when some call did not say what it used, or `total_cost` leaves out calls whose cost is not known."""
+        models = self.model_usage_summaries.values()
+        priced = [m.total_cost is not None for m in models]
+        return all(m.complete for m in models) and (all(priced) or not any(priced))
 
     def to_dict(self) -> dict[str, Any]:
         models = {name: m.to_dict() for name, m in self.model_usage_summaries.items()}
@@ -127,7 +144,8 @@ class REPLResult(_Record):
 
     stdout: str = ""
     stderr: str = ""
-    """What the cell wrote to its standard error, then the traceback if it raised."""
+    """What the cell wrote to its standard error, then the traceback if it raised. Above it, if an earlier cell's worker
+    was lost meanwhile, what became of that."""
     locals: dict[str, str] = field(default_factory=dict[str, str])
     """Variable name → short repr."""
     execution_time: float = 0.0

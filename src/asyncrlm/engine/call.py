@@ -12,6 +12,7 @@ import msgspec
 
 from ..errors import ConfigurationError, RLMError
 from ..events import Listener
+from ..observe.log import get_logger
 from ..repl.tools import HostTools
 from ..types import UsageSummary
 from .configure import refuse_unknown_prices
@@ -75,7 +76,10 @@ class Call:
             try:
                 yield watching
             finally:
-                await log.aclose()
+                try:
+                    await log.aclose()
+                except Exception as error:  # noqa: BLE001 - it must not take the place of what the block came to
+                    get_logger().warning("log not closed", error=f"{type(error).__name__}: {error}")
                 tasks.cancel_scope.cancel()
 
     def begin(self, run: Reached, watching: Watching) -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..clipping import clip
 from ..lm.base import LMRequest, Message
+
+EMPTY_REPLY = "(no reply)"
+"""Stands for an empty assistant message, which some servers refuse."""
 
 
 class History:
@@ -29,8 +33,27 @@ class History:
 
     def assistant(self, text: str) -> None:
         """The reply to what the user said."""
-        self._messages = [*self._pending(), Message("assistant", text)]
+        self._messages = [*self._pending(), Message("assistant", text if text.strip() else EMPTY_REPLY)]
         self._said = []
+
+    def shorten(self, limit: int) -> bool:
+        """Keep about `limit` characters, head and tail, of what the user said before the newest text of all.
+
+        Returns:
+            Whether there was that much.
+        """
+        *said, newest = self._said
+        before = "\n\n".join(said)
+        if len(before) <= limit:
+            return False
+        self._said = [clip(before, limit), newest]
+        return True
+
+    @property
+    def last_reply(self) -> str:
+        """The newest reply that was not empty; "" if there is none."""
+        said = (message.content for message in reversed(self._messages) if message.role == "assistant")
+        return next((text for text in said if text != EMPTY_REPLY), "")
 
     def request(self, *, sampling_args: dict[str, Any] | None = None, output_cap: int | None = None) -> LMRequest:
         """The request for the next reply."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 import textwrap
 from bisect import bisect_left
-from typing import Literal
 
 from msgspec import Struct
 
@@ -300,12 +299,3 @@ def _is_bare_code(text: str) -> bool:
     return (
         statements > 0 and statements + rest >= 0.9 * len(lines) and (len(lines) > 1 or bool(_REPL_NAMES.search(text)))
     )
-
-
-def truncate(text: str, limit: int, *, unit: Literal["characters", "bytes"] = "characters") -> str:
-    """`text` if it has at most `limit` characters, else its head and tail with a line between that counts the rest."""
-    if len(text) <= limit:
-        return text
-    head, tail = limit - limit // 2, limit // 2
-    note = f"\n[... {len(text) - limit:,} of {len(text):,} {unit} left out ...]\n"
-    return text[:head] + note + (text[-tail:] if tail else "")

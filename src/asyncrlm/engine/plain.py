@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-import anyio
+import anyio.to_thread
 
 from ..errors import ConfigurationError
 
@@ -18,20 +18,26 @@ async def plain_text(prompt: Any, root_prompt: str | None) -> str:
     Raises:
         ConfigurationError: if the prompt has no text form.
     """
-    if isinstance(prompt, Path):
-        text = await anyio.Path(prompt).read_text("utf-8")
-    elif isinstance(prompt, bytes):
-        try:
-            text = prompt.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise ConfigurationError(
-                f"with max_depth=0 the prompt is sent as text; these bytes are none: {error}"
-            ) from None
-    elif isinstance(prompt, str):
-        text = prompt
-    else:
-        text = json.dumps(prompt, ensure_ascii=False, default=str)
+    text = prompt if isinstance(prompt, str) else await anyio.to_thread.run_sync(_as_text, prompt)
     return f"{root_prompt}\n\n{text}" if root_prompt else text
+
+
+def _as_text(prompt: Any) -> str:
+    """The text of a file or of bytes, other values as JSON, or as Python writes them where they have no JSON form."""
+    try:
+        if isinstance(prompt, Path):
+            return prompt.read_text("utf-8")
+        if isinstance(prompt, bytes):
+            return prompt.decode("utf-8")
+        try:
+            # Not `dumps`: that is one C call, which holds up all threads for as long as it takes.
+            return "".join(json.JSONEncoder(ensure_ascii=False, default=str).iterencode(prompt))
+        except (TypeError, ValueError):  # keys that are no text, or a value that contains itself
+            return repr(prompt)
+    except Exception as error:
+        raise ConfigurationError(
+            f"with max_depth=0 the prompt is sent as text, and this {type(prompt).__name__} has none: {error}"
+        ) from error
 
 
 _THOUGHTS = re.compile(r"\s*<think(?:ing)?>.*?(?:</think(?:ing)?>\s*|\Z)", re.DOTALL | re.IGNORECASE)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from .parsing import truncate
+from ..clipping import clip
 from .texts import DEFAULT_PROMPTS, Prompts, clean, fill
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ class CellReport(Protocol):
     def failures(self) -> Mapping[str, int]: ...
     @property
     def lost(self) -> str | None: ...
+    @property
+    def lost_before(self) -> str | None: ...
 
 
 def system_prompt(
@@ -218,17 +220,19 @@ def _cell_parts(prompts: Prompts, outcome: CellReport, limit: int) -> list[str]:
     out_limit, err_limit = _shares([len(outcome.stdout), len(outcome.stderr)], limit)
     parts: list[str] = []
     if outcome.stdout.strip():
-        parts.append(truncate(outcome.stdout.rstrip("\n"), out_limit))
+        parts.append(clip(outcome.stdout.rstrip("\n"), out_limit))
     if outcome.stderr.strip():
-        parts.append(fill(prompts.stderr, text=truncate(outcome.stderr.rstrip("\n"), err_limit)))
+        parts.append(fill(prompts.stderr, text=clip(outcome.stderr.rstrip("\n"), err_limit)))
     if outcome.error is not None:
         template = prompts.interrupted if outcome.error.interrupted else prompts.error
-        parts.append(fill(template, traceback=truncate(outcome.error.traceback.rstrip("\n"), ERROR_LIMIT)))
+        parts.append(fill(template, traceback=clip(outcome.error.traceback.rstrip("\n"), ERROR_LIMIT)))
     if outcome.lost is not None:
         reason = outcome.lost.rstrip()
         parts.append(fill(prompts.lost, reason=reason if reason.endswith((".", "!")) else reason + "."))
     if not parts:
         parts.append(prompts.no_output)
+    if outcome.lost_before is not None:
+        parts.insert(0, fill(prompts.lost_before, reason=outcome.lost_before))
     if failed := sum(outcome.failures.values()):
         kinds = sorted(outcome.failures.items(), key=lambda item: (-item[1], item[0]))
         named = ", ".join(f"{kind.replace('_', ' ')} {count:,}" for kind, count in kinds if count)

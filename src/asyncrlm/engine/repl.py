@@ -232,6 +232,8 @@ def _result(outcome: CellOutcome, calls: list[RLMChatCompletion]) -> REPLResult:
     if outcome.lost is not None:
         error = outcome.lost if error is None else f"{error}\n{outcome.lost}"
     stderr = outcome.stderr
+    if outcome.lost_before is not None:
+        stderr = f"Before this cell, {outcome.lost_before}\n{stderr}"
     if error is not None:
         stderr = f"{stderr.rstrip()}\n{error}".lstrip("\n")
     return REPLResult(

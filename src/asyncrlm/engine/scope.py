@@ -9,6 +9,7 @@ import anyio
 from anyio.lowlevel import EventLoopToken, current_token
 
 from ..errors import ConfigurationError
+from ..observe.log import get_logger
 from ..repl.scope import ResourceScope
 
 
@@ -26,7 +27,7 @@ class EngineScope:
 
     @asynccontextmanager
     async def lease(self) -> AsyncGenerator[ResourceScope]:
-        """The open resources, for as long as the block runs.
+        """The open resources, for as long as the block runs. What fails while they are closed is logged.
 
         Raises:
             ConfigurationError: on another event loop than the one they were opened on.
@@ -35,7 +36,10 @@ class EngineScope:
         try:
             yield resources
         finally:
-            await self.release()
+            try:
+                await self.release()
+            except Exception as error:  # noqa: BLE001 - it must not take the place of what the block came to
+                get_logger().warning("closing failed", error=f"{type(error).__name__}: {error}")
 
     async def acquire(self, *, long_lived: bool = False) -> ResourceScope:
         """Begin a lease; `release` ends it."""
@@ -55,7 +59,11 @@ class EngineScope:
         return self._resources
 
     async def release(self) -> None:
-        """End a lease; the last one closes the resources, also if cancelled meanwhile."""
+        """End a lease; the last one closes the resources, also if cancelled meanwhile.
+
+        Raises:
+            Exception: what went wrong while closing; all is closed all the same.
+        """
         self._leases -= 1
         if self._leases or self._resources is None:
             return

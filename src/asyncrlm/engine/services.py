@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
+from msgspec import Struct
 
-from ..errors import LimitError, LMError, RLMError
+from ..errors import LimitError, LMError
 from ..events import SubcallFinished, SubcallStarted
 from ..lm.base import LMReply, LMRequest, Message
 from ..lm.clients import ClientSpec
 from ..lm.pacing import reply_text
+from ..repl.broker import describe_error, innermost
 from ..repl.session import SubCall
 from .plain import strip_thinking
 from .tree import Tree
@@ -31,7 +34,7 @@ class RunServices:
         depth: int,
         run_id: str,
         stamp: Callable[[], dict[str, Any]],
-        start_child: Callable[[str | list[dict[str, Any]], ClientSpec], Awaitable[tuple[str, str]]],
+        start_child: Callable[[str | list[dict[str, Any]], ClientSpec, str], Awaitable[str]],
     ) -> None:
         self._tree = tree
         self._depth = depth
@@ -46,40 +49,37 @@ class RunServices:
 
     async def llm(self, call: SubCall) -> str:
         """One plain completion of a sub-model."""
-        spec = self._tree.router.sub(self._depth + 1, call.model)
-        return await self._observed(call, spec, lambda: self._ask(call, spec))
+        return await self._observed(call, lambda: self._tree.router.sub(self._depth + 1, call.model), self._ask)
 
     async def rlm(self, call: SubCall) -> str:
         """A child run, or a plain completion where the depth limit allows no child."""
         if self._depth + 1 >= self._tree.limits.max_depth:
             return await self.llm(call)
-        spec = self._tree.router.root(call.model)
-        return await self._observed(call, spec, lambda: self._child(call, spec))
+        return await self._observed(call, lambda: self._tree.router.root(call.model), self._child)
 
-    async def _ask(self, call: SubCall, spec: ClientSpec) -> tuple[str, LMReply | None, str | None]:
+    async def _ask(self, call: SubCall, spec: ClientSpec, record: _Record) -> str:
         _refuse_schema(call)
         self._count()
         request = LMRequest(messages=prompt_messages(call.prompt), sampling_args={})
         seconds = self._tree.limits.subcall_timeout
-        reply: LMReply | None = None
         with anyio.move_on_after(seconds):
-            reply = await self._tree.ask(spec, request, run_id=self._run_id)
-        if reply is None:
+            record.reply = await self._tree.ask(spec, request, run_id=self._run_id)
+        if record.reply is None:
             raise LMError(f"no reply within {seconds:g} s (subcall_timeout)", kind="timeout", retryable=True)
-        text = strip_thinking(reply_text(reply))
+        text = strip_thinking(reply_text(record.reply))
         if not text.strip():
             raise LMError(f"model {spec.model!r} gave thoughts and no text", kind="empty", retryable=True)
-        return text, reply, None
+        return text
 
-    async def _child(self, call: SubCall, spec: ClientSpec) -> tuple[str, LMReply | None, str | None]:
+    async def _child(self, call: SubCall, spec: ClientSpec, record: _Record) -> str:
         _refuse_schema(call)
         gate = self._tree.child_gate(self._depth + 1)
         await gate.acquire()
         try:
-            response, child_id = await self._start_child(call.prompt, spec)
+            record.child_run_id = uuid.uuid4().hex
+            return await self._start_child(call.prompt, spec, record.child_run_id)
         finally:
             gate.release()
-        return response, None, child_id
 
     def _count(self) -> None:
         try:
@@ -88,55 +88,75 @@ class RunServices:
             self._tree.meet(error)
             raise
 
-    async def _observed(
-        self, call: SubCall, spec: ClientSpec, serve: Callable[[], Awaitable[tuple[str, LMReply | None, str | None]]]
-    ) -> str:
+    async def _observed(self, call: SubCall, route: Callable[[], ClientSpec], serve: _Serve) -> str:
         """Serve a call between its two events and callbacks."""
         tree, callbacks = self._tree, self._tree.configuration.callbacks
         self._started += 1
         number, started = self._started, time.perf_counter()
+        spec = _routed(route)
+        model = spec.model if isinstance(spec, ClientSpec) else call.model or ""
         prompt = call.prompt if tree.watched or callbacks.on_subcall_start else ""
         text = prompt if isinstance(prompt, str) else "\n\n".join(str(m.get("content", "")) for m in prompt)
         if tree.watched:
             tree.emit(
                 SubcallStarted(
-                    **self._stamp(), subcall=number, kind=call.kind, model=spec.model, prompt_preview=text[:PREVIEW]
+                    **self._stamp(), subcall=number, kind=call.kind, model=model, prompt_preview=text[:PREVIEW]
                 )
             )
-        await tree.callback(callbacks.on_subcall_start, self._depth + 1, spec.model, text[:PREVIEW])
-        response, reply, child_id, failure = "", None, None, None
-        cut_off = True
+        record = _Record()
+        response, failure, cut_off = "", None, True
         try:
-            response, reply, child_id = await serve()
+            await tree.callback(callbacks.on_subcall_start, self._depth + 1, model, text[:PREVIEW])
+            if isinstance(spec, LMError):
+                raise spec
+            response = await serve(call, spec, record)
             cut_off = False
             return response
-        except RLMError as error:
-            failure, cut_off = error, False
+        except Exception as error:
+            failure, cut_off = innermost(error), False
             raise
         finally:
             seconds = time.perf_counter() - started
+            problem = "cancelled" if cut_off else describe_error(failure) if failure else None
             if tree.watched:
-                usage = reply.usage if reply else None
+                reply = record.reply
                 tree.emit(
                     SubcallFinished(
                         **self._stamp(),
                         subcall=number,
                         kind=call.kind,
-                        model=spec.model,
+                        model=model,
                         prompt=text,
                         response=response,
-                        error="cancelled" if cut_off else str(failure) if failure else None,
+                        error=problem,
                         error_kind=failure.kind if isinstance(failure, LMError) else None,
-                        child_run_id=child_id,
-                        input_tokens=usage.input_tokens if usage else None,
-                        output_tokens=usage.output_tokens if usage else None,
-                        cost=usage.cost if usage else None,
+                        child_run_id=record.child_run_id,
+                        answered_by=reply.model if reply else None,
+                        input_tokens=reply.usage.input_tokens if reply else None,
+                        output_tokens=reply.usage.output_tokens if reply else None,
+                        cost=reply.usage.cost if reply else None,
                         seconds=seconds,
                     )
                 )
-            if callbacks.on_subcall_complete is not None and not cut_off:
-                error = str(failure) if failure else None
-                await tree.callback(callbacks.on_subcall_complete, self._depth + 1, spec.model, seconds, error)
+            if not cut_off:
+                await tree.callback(callbacks.on_subcall_complete, self._depth + 1, model, seconds, problem)
+
+
+class _Record(Struct):
+    """What one sub-call has come to so far; a failed one too."""
+
+    reply: LMReply | None = None
+    child_run_id: str | None = None
+
+
+_Serve = Callable[[SubCall, ClientSpec, _Record], Awaitable[str]]
+
+
+def _routed(route: Callable[[], ClientSpec]) -> ClientSpec | LMError:
+    try:
+        return route()
+    except LMError as error:
+        return error
 
 
 def prompt_messages(prompt: str | list[dict[str, Any]]) -> tuple[Message, ...]:

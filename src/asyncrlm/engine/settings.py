@@ -33,6 +33,8 @@ CLOSING_TOKENS: Final = 1_024
 """Output tokens held back for the last turn of `on_limit="answer"`."""
 CLOSING_GROWTH: Final = 30_000
 """Bytes that a turn may add to a history before its last turn: a reply, what its cells printed, the closing words."""
+CLOSING_MESSAGE: Final = 4_000
+"""Characters kept of what stands before the closing words of a last message that was refused as too much."""
 CLOSING_SHARE: Final = 0.2
 """Share of `max_timeout` held back for the last turn of `on_limit="answer"`, at most `CLOSING_SECONDS`."""
 CLOSING_SECONDS: Final = 30.0

@@ -90,6 +90,7 @@ class Telling:
                 text=reply.text,
                 reasoning=reply.reasoning,
                 finish_reason=reply.finish_reason,
+                answered_by=reply.model,
                 input_tokens=reply.usage.input_tokens,
                 output_tokens=reply.usage.output_tokens,
                 seconds=seconds,
@@ -104,6 +105,8 @@ class Telling:
         tree = self._tree
         if not tree.watched:
             return
+        if outcome.lost_before is not None:
+            tree.emit(SandboxDied(**self._stamp(), reason=outcome.lost_before))
         tree.emit(
             CellFinished(
                 **self._stamp(),

@@ -142,6 +142,8 @@ Answer this:
         "caused it."
     )
     """{reason}."""
+    lost_before: str = "Before this cell, {reason}"
+    """{reason}. Above the output of a cell that began in a fresh process."""
     variables: str = "Variables: {names}"
     """{names}."""
     skipped: str = "{count} later {blocks} of your reply did not run, because {reason}."

@@ -10,7 +10,7 @@ from typing import Any
 
 import anyio
 
-from ..errors import LimitError, LMError
+from ..errors import LimitError, LMError, TimeoutExceededError
 from ..events import Event, LimitReached, ListenerFailed, RequestWaiting, UsageSettled
 from ..ledger import Ledger, Need, Settlement
 from ..lm.base import LMClient, LMReply, LMRequest
@@ -116,6 +116,13 @@ class Tree:
                 self.emit(
                     LimitReached(run_id=self.run_id, time=time.time(), limit=type(error).__name__, reason=str(error))
                 )
+
+    def time_is_up(self) -> TimeoutExceededError:
+        """The deadline was met."""
+        elapsed = anyio.current_time() - self.started
+        error = TimeoutExceededError(elapsed, self.limits.max_timeout or elapsed)
+        self.meet(error)
+        return error
 
     def child_gate(self, depth: int) -> Gate:
         """Live children at `depth`: one gate a depth, so that a parent never holds what its children need."""

@@ -49,7 +49,9 @@ class LMReply(Struct, frozen=True, kw_only=True):
     finish_reason: str | None = None
     usage: LMUsage = LMUsage()
     model: str | None = None
-    """The name the provider answered with, where it did."""
+    """The name the provider answered with, where it did; of several fallbacks it says which one answered."""
+    charged_before: int = 0
+    """How many earlier tries of the same request, by other models, failed and may have been paid for."""
 
 
 class LMClient(ABC):

@@ -22,6 +22,7 @@ class FallbackClient(LMClient):
     """Asks `clients` in order until one replies.
 
     When all have failed, the error says what each said; it is retryable if one of theirs is.
+    A try that failed and may have been paid for is counted in `charged_before` of what comes back.
     `prices` are the clients' own: a reply without a cost is priced by the client that gave it.
     """
 
@@ -47,10 +48,11 @@ class FallbackClient(LMClient):
                 reply = await client.acomplete(request)
             except LMError as error:
                 if error.kind in OWN_FAULT:
+                    error.charged_before += _charged(failures)
                     raise
                 failures.append((client, error))
             else:
-                return _priced(reply, client, price)
+                return _priced(reply, client, price, _charged(failures))
         raise _all_failed(failures)
 
     async def aclose(self) -> None:
@@ -61,13 +63,20 @@ class FallbackClient(LMClient):
         return f"<FallbackClient {', '.join(client.model for client in self._clients)}>"
 
 
-def _priced(reply: LMReply, client: LMClient, price: Price | None) -> LMReply:
+def _charged(failures: Sequence[tuple[LMClient, LMError]]) -> int:
+    return sum(error.charged + error.charged_before for _, error in failures)
+
+
+def _priced(reply: LMReply, client: LMClient, price: Price | None, charged_before: int) -> LMReply:
     usage = reply.usage
     cost = usage.cost
     if cost is None and price is not None and usage.input_tokens is not None and usage.output_tokens is not None:
         cost = cost_of(price, usage)
     return msgspec.structs.replace(
-        reply, model=reply.model or client.model, usage=msgspec.structs.replace(usage, cost=cost)
+        reply,
+        model=reply.model or client.model,
+        usage=msgspec.structs.replace(usage, cost=cost),
+        charged_before=reply.charged_before + charged_before,
     )
 
 
@@ -83,6 +92,7 @@ def _all_failed(failures: Sequence[tuple[LMClient, LMError]]) -> LMError:
     waits = [error.retry_after for _, error in failures if error.retryable and error.retry_after is not None]
     retryable = any(error.retryable for _, error in failures)
     all_wait = retryable and len(waits) == sum(error.retryable for _, error in failures)
+    charged = _charged(failures)
     kinds: list[LMErrorKind] = [error.kind for _, error in failures if error.retryable]
     return LMError(
         "all models failed: " + "; ".join(f"{client.model}: {error}" for client, error in failures),
@@ -90,5 +100,6 @@ def _all_failed(failures: Sequence[tuple[LMClient, LMError]]) -> LMError:
         status=first.status,
         retryable=retryable,
         retry_after=min(waits) if all_wait else None,
-        charged=any(error.charged for _, error in failures),
+        charged=charged > 0,
+        charged_before=max(0, charged - 1),
     )

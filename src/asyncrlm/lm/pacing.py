@@ -143,6 +143,8 @@ class Pacer:
                         attempt += 1
                         used, reservation = reservation, None
                         outcome = await _attempt(client, _capped(request, ledger.output_cap(need)), used)
+                        for _ in range(outcome.charged_before):
+                            ledger.charge(need)
                         if not isinstance(outcome, LMError):
                             return outcome
                         failure = outcome

@@ -9,6 +9,8 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from ..clipping import clip
+
 # CSI sequences; strings that a terminal takes as commands (OSC, DCS, SOS, PM, APC) up to their end; other escapes.
 _ESCAPES: Final = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"
@@ -44,14 +46,6 @@ def one_line(text: str, limit: int) -> str:
     # What lies beyond a few times the limit can't show up, and cleaning it would cost.
     line = " ".join(printable(text[: 4 * limit]).split())
     return line if len(line) <= limit and len(text) <= 4 * limit else line[: max(limit - 3, 0)].rstrip() + "..."
-
-
-def clip(text: str, limit: int) -> str:
-    """Head and tail of `text` with a note of how much lay between, if it is longer than `limit` characters."""
-    if len(text) <= limit:
-        return text
-    head, tail = limit - limit // 2, limit // 2
-    return f"{text[:head]}\n[... {len(text) - head - tail:,} characters left out ...]\n{text[len(text) - tail :]}"
 
 
 def redact(text: str) -> str:

@@ -143,6 +143,7 @@ def _replied(iteration: dict[str, Any], event: ModelReplied) -> None:
     iteration["prompt"] = [*iteration["prompt"], *(dict(message) for message in event.prompt)]
     iteration["response"] = event.text
     iteration["model"] = event.model
+    iteration["answered_by"] = event.answered_by
     iteration["input_tokens"] = event.input_tokens
     iteration["output_tokens"] = event.output_tokens
     if event.reasoning:
@@ -183,7 +184,7 @@ def _record(event: SubcallFinished, metadata: dict[str, Any] | None) -> dict[str
         metadata=metadata,
         error=event.error,
         run_id=event.child_run_id,
-    ).to_dict() | {"kind": event.kind}
+    ).to_dict() | {"kind": event.kind, "answered_by": event.answered_by}
 
 
 def _ended(run: _Run, event: RunFinished) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 
+from ..clipping import clip
 from ..errors import ConfigurationError, ProtocolError, RLMError, SandboxLost
 from .broker import Broker
 from .channel import Channel
@@ -254,22 +255,14 @@ class Link:
         if len(frame.variables) > MOST_VARIABLES or len(frame.values) > MOST_VARIABLES:
             raise ProtocolError(f"the worker named more than {MOST_VARIABLES} variables")
         if frame.error is not None:
-            frame.error.type = shorten(frame.error.type)
-            frame.error.message = shorten(frame.error.message)
-            frame.error.traceback = shorten(frame.error.traceback)
+            frame.error.type = clip(frame.error.type, MAX_ERROR)
+            frame.error.message = clip(frame.error.message, MAX_ERROR)
+            frame.error.traceback = clip(frame.error.traceback, MAX_ERROR)
         self.done = frame
         self.changed.set()
 
     def on_output(self, frame: Output) -> None:
         raise ProtocolError("the worker sent `output`, which this environment reads elsewhere")
-
-
-def shorten(text: str) -> str:
-    """Head and tail of a text that a cell may have made as long as it liked."""
-    if len(text) <= MAX_ERROR:
-        return text
-    half = MAX_ERROR // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
 
 
 def check_code(code: str) -> None:

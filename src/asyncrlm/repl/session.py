@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import anyio
 import anyio.abc
@@ -23,6 +22,7 @@ from .messages import Answer, CellError, Init
 from .sandbox import Environment, Report, Scope
 from .tools import HostTools
 from .worker import codec
+from .worker.answer import to_text
 
 GRACE = 2.0
 """Seconds between the first interrupt of a cell and the kill."""
@@ -62,7 +62,9 @@ class CellOutcome(Struct, kw_only=True):
     failures: dict[str, int] = field(default_factory=dict[str, int])
     """Kind → how many sub-calls failed that way."""
     lost: str | None = None
-    """What happened, for the model to read, if the worker died or was killed; the variables are gone then."""
+    """What happened, for the model to read, if this cell's worker died or was killed; the variables are gone then."""
+    lost_before: str | None = None
+    """What happened, if an earlier worker died between two cells: this one ran without the variables from before."""
 
 
 class Session:
@@ -207,7 +209,7 @@ class Session:
         outcome = await self._run_cell(link, 0, setup)
         if link.done is None:
             raise SandboxLost(f"setup_code ended the worker: {outcome.lost}")
-        self._obituary = outcome.lost  # an earlier worker's: for the cell that follows
+        self._obituary = outcome.lost_before  # for the cell that follows
         if outcome.error is not None:
             link.kill("its setup_code failed")
             link.told = True
@@ -260,7 +262,9 @@ class Session:
             answer=None if answer is None else _submitted(answer),
             subcalls=broker.subcalls,
             failures=broker.failures,
+            lost_before=self._obituary,
         )
+        self._obituary = None
         limit = self._environment.settings.cell_timeout
         if link.done is None:
             link.told = True
@@ -269,7 +273,6 @@ class Session:
         outcome.error = link.done.error
         outcome.variables = link.done.variables
         outcome.values = link.done.values
-        outcome.lost, self._obituary = self._obituary, None
         if verdict is not None and outcome.error is not None and outcome.error.interrupted:
             outcome.error.message = f"stopped: {_over(verdict, limit)}"
             outcome.error.traceback = f"{outcome.error.traceback.rstrip()}\n{outcome.error.message}".lstrip()
@@ -350,16 +353,7 @@ def _submitted(answer: Answer) -> SubmittedAnswer:
         value = codec.decode(answer.content)
     except ValueError:
         value = str(answer.content)
-    return SubmittedAnswer(content=_text_form(value), value=value, empty=answer.empty)
-
-
-def _text_form(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):
-        return str(cast("object", value))
+    return SubmittedAnswer(content=to_text(value), value=value, empty=answer.empty)
 
 
 def _over(verdict: Verdict, limit: float | None) -> str:
@@ -378,6 +372,6 @@ def _lost(link: Link, verdict: Verdict | None, limit: float | None) -> str:
 
 def _lost_between(link: Link) -> str:
     return (
-        f"before this cell, the process that runs cells had gone: {link.fate()}. The cell ran in a fresh one: "
-        "all earlier variables are lost, `context` and tools were loaded again."
+        f"the process that runs cells had gone: {link.fate()}. The cell ran in a fresh one: all earlier variables are "
+        "lost, `context` and tools were loaded again."
     )

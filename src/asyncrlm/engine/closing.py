@@ -1,0 +1,144 @@
+"""How a run ends whose loop gave no answer: one last turn where there may be one, else the error of its limit."""
+
+from __future__ import annotations
+
+import anyio
+from msgspec import Struct
+
+from ..errors import LimitError, LMError
+from ..lm.base import LMReply
+from ..repl.session import Session
+from ..types import StopReason
+from . import prompts as words
+from .parsing import looks_like_code, parse_reply
+from .plain import without_code
+from .settings import CLOSING_GROWTH, CLOSING_MESSAGE, CLOSING_SECONDS, CLOSING_SHARE, CLOSING_TOKENS
+from .tree import Tree
+from .turns import Turns
+
+
+class RunResult(Struct, frozen=True, kw_only=True):
+    """How one run ended well."""
+
+    response: str
+    stop_reason: StopReason
+
+
+class Closing:
+    """The end of one run, and what is kept for it while the loop goes on."""
+
+    def __init__(self, tree: Tree, turns: Turns, *, depth: int, root_prompt: str | None) -> None:
+        self._tree = tree
+        self._turns = turns
+        self._is_root = not depth
+        self._root_prompt = root_prompt
+        self._answers_limits = self._is_root and tree.limits.on_limit == "answer"
+
+    # ---- while the loop goes on ----
+
+    def loop_deadline(self) -> float:
+        """When the loop must end: the tree's deadline, less what the last turn of `on_limit="answer"` may need."""
+        timeout = self._tree.limits.max_timeout
+        if not self._answers_limits or timeout is None:
+            return self._deadline()
+        return self._tree.deadline - min(CLOSING_SECONDS, CLOSING_SHARE * timeout)
+
+    def hold_back(self) -> None:
+        """Keep room for the last turn: the history as it is now, and an answer."""
+        limits = self._tree.limits
+        if not self._answers_limits or (limits.max_budget is None and limits.max_tokens is None):
+            return
+        turns = self._turns
+        self._tree.hold_back(turns.root, turns.history.request(), CLOSING_TOKENS, growth=CLOSING_GROWTH)
+
+    # ---- the end ----
+
+    async def end(self, session: Session, limit: LimitError | None) -> RunResult:
+        """What comes of a run whose loop ended without an answer: for `limit`, or because all turns are used up.
+
+        Raises:
+            LimitError: if it is to be raised, or there is nothing to give in its place.
+            LMError: if all turns are used up, and the last one gave nothing either.
+        """
+        if answer := _submitted(session):
+            return RunResult(response=answer, stop_reason="answer")
+        if limit is not None and not self._answers_limits:
+            raise limit
+        stop_reason: StopReason = "max_iterations" if limit is None else "limit"
+        with anyio.CancelScope(deadline=self._deadline()):
+            return RunResult(response=await self._last_turn(session, limit), stop_reason=stop_reason)
+        limit = limit or self._tree.time_is_up()
+        text = self._best_text(session) if self._answers_limits else _submitted(session)
+        if not text:
+            raise limit
+        return RunResult(response=text, stop_reason=stop_reason)
+
+    async def _last_turn(self, session: Session, limit: LimitError | None) -> str:
+        """Ask once more, for an answer from what there is."""
+        turns, limits = self._turns, self._tree.limits
+        why = f"all {limits.max_iterations} turns are used up" if limit is None else str(limit)
+        turns.begin()
+        prompts = self._tree.configuration.prompts
+        turns.history.user(words.closing_message(prompts, reason=why, root_prompt=self._root_prompt))
+        model = turns.root.model
+        failure: Exception = LMError(f"model {model!r} gave no answer in its last turn: {why}", kind="empty")
+        try:
+            reply = await self._ask(closing=limit is not None)
+        except (LimitError, LMError) as error:
+            if not self._answers_limits:
+                raise
+            text, failure = "", error
+        else:
+            text = await self._answer_in(session, reply)
+        text = text or self._best_text(session)
+        if not text and limit is not None:
+            raise limit from failure
+        if not text:
+            raise failure
+        turns.end()
+        return text
+
+    async def _ask(self, *, closing: bool) -> LMReply:
+        """The last reply. A request that is refused as too much is made once more, its last message shorter."""
+        turns = self._turns
+        try:
+            return await turns.ask(closing=closing)
+        except LimitError:
+            shorter = turns.history.shorten(CLOSING_MESSAGE)
+            if not shorter and (closing or not self._answers_limits):
+                raise
+            closing = self._answers_limits
+        except LMError as error:
+            if error.kind != "too_long" or not turns.history.shorten(CLOSING_MESSAGE):
+                raise
+        return await turns.ask(closing=closing)
+
+    async def _answer_in(self, session: Session, reply: LMReply) -> str:
+        """The answer that a last reply gives; "" if none. Its code is run for its answer, never returned."""
+        for code in parse_reply(reply.text).cells:
+            outcome = await self._turns.run_cell(session, code)
+            if outcome.answer is not None and not outcome.answer.empty:
+                return outcome.answer.content
+            if outcome.lost is not None:
+                break
+        return _prose(reply.text)
+
+    def _best_text(self, session: Session) -> str:
+        """The best there is besides a last reply; "" if nothing."""
+        return _submitted(session) or _prose(self._turns.history.last_reply)
+
+    def _deadline(self) -> float:
+        """A child has none of its own: what cuts its root cuts it too."""
+        return self._tree.deadline if self._is_root else float("inf")
+
+
+def _submitted(session: Session) -> str:
+    """The answer that is ready now; "" if none is."""
+    answer = session.answer
+    return "" if answer is None or answer.empty else answer.content
+
+
+def _prose(reply: str) -> str:
+    """What a reply says to people; "" if it is code and nothing else."""
+    text = without_code(reply)
+    return "" if looks_like_code(text) else text

@@ -1,0 +1,79 @@
+"""The turns of one run: its root model is asked, its cells are run, and both are told of."""
+
+from __future__ import annotations
+
+import time
+
+from ..lm.base import LMReply
+from ..lm.clients import ClientSpec
+from ..repl.session import CellOutcome, Session
+from .history import History
+from .settings import CLOSING_TOKENS
+from .telling import Telling
+from .tree import Tree
+
+
+class Turns:
+    """What a run does in its turns, the last one too. Which turn comes next is for others to decide."""
+
+    def __init__(self, tree: Tree, root: ClientSpec, telling: Telling, *, run_id: str) -> None:
+        self.root = root
+        self.history = History()
+        self.number = 0
+        """Of the turn under way, from 1; 0 before the first."""
+        self.last_text = ""
+        """The newest reply that was not empty."""
+        self.last_error: str | None = None
+        """What the newest cell that failed raised, or what became of its worker."""
+        self._tree = tree
+        self._telling = telling
+        self._run_id = run_id
+        self._cells = 0
+        self._began = 0.0
+
+    def begin(self) -> int:
+        """The next turn; returns its number."""
+        self.number += 1
+        self._began = time.perf_counter()
+        self._telling.turn_started(self.number)
+        return self.number
+
+    def end(self) -> float:
+        """The turn is over; returns the seconds it took."""
+        seconds = time.perf_counter() - self._began
+        self._telling.turn_finished(self.number, seconds)
+        return seconds
+
+    async def ask(self, *, closing: bool = False) -> LMReply:
+        """Show the root model the history and take its reply.
+
+        Args:
+            closing: Whether the request may use what the ledger holds back for the last one, and is as short.
+
+        Raises:
+            LimitError: if the ledger has no room for it.
+            LMError: if the model could not be asked.
+        """
+        tree = self._tree
+        cap = CLOSING_TOKENS if closing else None
+        request = self.history.request(sampling_args=tree.sampling_args, output_cap=cap)
+        began = time.perf_counter()
+        reply = await tree.ask(self.root, request, run_id=self._run_id, closing=closing)
+        if reply.text.strip():
+            self.last_text = reply.text
+        if tree.watched:
+            seconds = time.perf_counter() - began
+            self._telling.model_replied(self.number, self.root.model, self.history.news(), reply, seconds)
+        return reply
+
+    async def run_cell(self, session: Session, code: str) -> CellOutcome:
+        """Run one cell of a reply."""
+        self._cells += 1
+        self._telling.cell_started(self.number, self._cells, code)
+        outcome = await session.execute(code)
+        error = outcome.lost
+        if outcome.error is not None:
+            error = outcome.error.traceback or f"{outcome.error.type}: {outcome.error.message}"
+        self.last_error = error or self.last_error
+        self._telling.cell_finished(self.number, self._cells, outcome, error)
+        return outcome

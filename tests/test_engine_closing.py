@@ -1,0 +1,130 @@
+"""Ends without an answer: the last turn, what stands in for it where it fails, and the error of the limit else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+
+from asyncrlm import AsyncRLM, LMError, SubcallLimitExceededError, TimeoutExceededError
+from asyncrlm.testing import ScriptedLM
+
+from .helpers import cell, echo, scripted, submit
+
+pytestmark = pytest.mark.anyio
+
+PRINTED = "print('HEAD' + 'x' * 15_000 + 'TAIL')\n"
+OVER = "llm_query('a')\nllm_query('b')\n"
+"""Crosses `max_subcalls=1`."""
+
+
+async def ended(root: ScriptedLM, **settings: Any) -> tuple[str, str]:
+    settings = {"on_limit": "answer", "max_subcalls": 1} | settings
+    with anyio.fail_after(20):
+        completion = await AsyncRLM(root, other_backends=[echo()], **settings).acompletion("CTX", "WHAT?")
+    return completion.response, completion.stop_reason
+
+
+async def failed(root: ScriptedLM, kind: type[Exception] = SubcallLimitExceededError, **settings: Any) -> Any:
+    with pytest.raises(kind) as caught:
+        await ended(root, **settings)
+    return caught.value
+
+
+def shortened(root: ScriptedLM) -> None:
+    """Its last request was one whose output is cut to head and tail, with the closing words whole."""
+    last = root.calls[-1].messages[-1].content
+    assert "HEAD" in last
+    assert "characters left out" in last
+    assert last.index("This run ends here") < 5_000
+    assert last.endswith("WHAT?")
+
+
+async def test_a_last_message_too_long_for_the_window_is_shortened() -> None:
+    root = scripted(cell(PRINTED + OVER), "what I know")
+    answer = await ended(root, backend_kwargs={"context_window": 3_500})
+    assert answer == ("what I know", "limit")
+    assert len(root.calls) == 2
+    shortened(root)
+
+
+async def test_a_last_message_that_the_model_refuses_is_shortened() -> None:
+    root = scripted(cell(PRINTED + OVER), LMError("too long", kind="too_long"), "what I know")
+    assert await ended(root) == ("what I know", "limit")
+    shortened(root)
+
+
+async def test_a_last_message_the_ledger_has_no_room_for_is_shortened() -> None:
+    root = scripted(cell(PRINTED), "what I know")
+    answer = await ended(root, max_subcalls=None, max_tokens=20_000, limits="hard")
+    assert answer == ("what I know", "limit")
+    shortened(root)
+
+
+@pytest.mark.parametrize("on_limit", ["raise", "answer"])
+async def test_the_last_turn_after_all_others_is_shortened_too(on_limit: str) -> None:
+    root = scripted(cell(PRINTED), LMError("too long", kind="too_long"), "what I know")
+    assert await ended(root, max_iterations=1, on_limit=on_limit) == ("what I know", "max_iterations")
+    shortened(root)
+
+
+GUESS = "It is probably 7.\n"
+REFUSALS = {
+    "too long": [LMError("too long", kind="too_long")] * 2,
+    "down": [LMError("no", kind="authentication")],
+    "empty": [" "],
+    "code": [cell("x = 1")],
+}
+refused = pytest.mark.parametrize("replies", list(REFUSALS.values()), ids=list(REFUSALS))
+
+
+@refused
+async def test_a_last_turn_without_an_answer_leaves_the_best_text_so_far(replies: list[Any]) -> None:
+    root = scripted(GUESS + cell(PRINTED + OVER), *replies)
+    assert await ended(root) == ("It is probably 7.", "limit")
+    assert len(root.calls) == 1 + len(replies)
+
+
+@refused
+async def test_with_nothing_to_give_the_limit_is_raised(replies: list[Any]) -> None:
+    error = await failed(scripted(cell(PRINTED + OVER), *replies))
+    assert (error.subcalls, error.limit) == (1, 1)
+    assert isinstance(error.__cause__, LMError)
+    assert error.partial_answer is not None
+
+
+async def test_after_all_turns_an_empty_reply_is_no_answer() -> None:
+    settings = {"max_subcalls": None, "max_iterations": 1, "on_limit": "raise"}
+    assert await ended(scripted(GUESS + cell("x = 1"), ""), **settings) == ("It is probably 7.", "max_iterations")
+    error = await failed(scripted(cell("x = 1"), ""), LMError, **settings)
+    assert error.kind == "empty"
+    assert "all 1 turns are used up" in str(error)
+    assert "x = 1" in error.partial_answer
+    error = await failed(scripted(cell("x = 1"), LMError("no", kind="authentication")), LMError, **settings)
+    assert error.kind == "authentication"
+
+
+async def test_after_all_turns_the_allowance_may_be_used() -> None:
+    root = scripted(cell(PRINTED), "what I know")
+    answer = await ended(root, max_subcalls=None, max_tokens=20_000, limits="hard", max_iterations=1)
+    assert answer == ("what I know", "max_iterations")
+
+
+async def hang(_request: Any) -> str:
+    await anyio.sleep_forever()
+    return ""
+
+
+async def test_a_deadline_in_the_last_turn_leaves_the_best_text_so_far() -> None:
+    settings = {"max_subcalls": None, "max_timeout": 1.0}
+    assert await ended(scripted(GUESS + cell("x = 1"), hang, hang), **settings) == ("It is probably 7.", "limit")
+    error = await failed(scripted(cell("x = 1"), hang, hang), TimeoutExceededError, **settings)
+    assert error.timeout == 1.0
+
+
+async def test_an_answer_made_in_a_last_turn_that_was_cut_counts() -> None:
+    late = cell('answer.update(content="late", ready=True)\nwhile True: pass')
+    settings = {"max_subcalls": None, "max_timeout": 1.0}
+    assert await ended(scripted(cell("x = 1"), hang, late), **settings) == ("late", "limit")
+    assert await ended(scripted(cell("x = 1"), submit("'now'")), **settings) == ("now", "answer")

@@ -1,0 +1,83 @@
+"""What a tree's usage says of calls whose cost nobody knows, and of fallbacks that were paid for nothing."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import anyio
+import pytest
+
+from asyncrlm import AsyncRLM, LMError, LMReply, LMUsage
+from asyncrlm.events import ModelReplied, SubcallFinished, UsageSettled
+from asyncrlm.testing import ScriptedLM
+
+from .helpers import cell, scripted, submit
+
+pytestmark = pytest.mark.anyio
+
+USAGE = LMUsage(input_tokens=1_000, output_tokens=1_000)
+PRICE = {"price": (1, 2)}
+
+
+def sub(**settings: Any) -> ScriptedLM:
+    return ScriptedLM(lambda _: "fine", usage=USAGE, model="sub", needs_price=True, **settings)
+
+
+@pytest.mark.parametrize(
+    ("root_price", "sub_price", "total", "complete"),
+    [({}, {}, None, True), (PRICE, {}, 0.003, False), ({}, PRICE, 0.003, False), (PRICE, PRICE, 0.006, True)],
+)
+async def test_a_cost_that_leaves_calls_out_is_not_complete(
+    root_price: Any, sub_price: Any, total: float | None, complete: bool
+) -> None:
+    root = scripted(submit("llm_query('x')"), usage=USAGE, needs_price=True)
+    rlm = AsyncRLM(root, backend_kwargs=root_price, other_backends=[sub()], other_backend_kwargs=[sub_price])
+    with anyio.fail_after(20):
+        usage = (await rlm.acompletion("CTX")).usage_summary
+    assert (usage.total_cost, usage.complete) == (total, complete)
+    assert usage.to_dict()["complete"] is complete
+
+
+def lost(model: str) -> ScriptedLM:
+    """A model whose replies get lost once they are paid for."""
+    return ScriptedLM(lambda _: LMError("cut", kind="timeout", charged=True), model=model)
+
+
+def refusing(model: str) -> ScriptedLM:
+    return ScriptedLM(lambda _: LMError("no", kind="bad_request"), model=model)
+
+
+async def test_fallbacks_that_may_have_been_paid_for_are_booked() -> None:
+    works = ScriptedLM([cell("print(llm_query('x'))"), "fine", submit("'ok'")], model="works")
+    rlm = AsyncRLM([lost("first"), lost("second"), works])
+    with anyio.fail_after(20):
+        async with rlm.astream("CTX") as events:
+            seen = [event async for event in events]
+    assert events.result is not None
+    usage = events.result.usage_summary
+    assert (usage.total_calls, usage.complete) == (9, False)
+    assert [event.estimated for event in seen if isinstance(event, UsageSettled)] == [False, True, True] * 3
+    replies = [event for event in seen if isinstance(event, (ModelReplied, SubcallFinished))]
+    assert [(event.model, event.answered_by) for event in replies] == [("first", "works")] * 3
+    assert events.result.metadata is not None
+    first = events.result.metadata["iterations"][0]
+    assert first["answered_by"] == "works"
+    assert first["code_blocks"][0]["result"]["rlm_calls"][0]["answered_by"] == "works"
+
+
+@pytest.mark.parametrize(("last", "charges"), [(lost, 3), (refusing, 2)])
+async def test_when_all_fail_each_that_may_have_been_paid_for_is_booked(last: Any, charges: int) -> None:
+    rlm = AsyncRLM([lost("first"), lost("second"), last("third")], max_depth=0)
+    with anyio.fail_after(20), pytest.raises(LMError) as caught:
+        await rlm.acompletion("CTX")
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert error.charged + error.charged_before == charges
+    assert error.usage_summary.total_calls == charges
+
+
+async def test_a_reply_of_a_model_alone_is_booked_once() -> None:
+    root = ScriptedLM([LMReply(text="plain", usage=USAGE)])
+    with anyio.fail_after(20):
+        usage = (await AsyncRLM(root, max_depth=0).acompletion("CTX")).usage_summary
+    assert (usage.total_calls, usage.total_input_tokens) == (1, 1_000)
