@@ -85,6 +85,11 @@ def _only_packages(extra: list[str]) -> list[str]:
 # ---- the process -----------------------------------------------------------------------------------------------------
 
 
+NICE = 5
+"""How much lower than the host's the priority of cells is: hundreds that start at once would else take turns with its
+event loop, which all of them wait for."""
+
+
 class Job:
     """One worker: `pids` are those of its processes that are children of the template and not buried yet."""
 
@@ -131,6 +136,7 @@ class Template:
         if mode == "scope":
             confine.restrict(scope=confine.SCOPE_SIGNAL)
         _raise_own_limit()
+        os.nice(NICE)
         _bound_arenas()
         wake, waker = os.pipe()
         os.set_blocking(wake, False)
