@@ -9,7 +9,7 @@ from typing import Any, Never, Self
 import anyio
 
 from .engine.call import Call
-from .engine.configure import configure
+from .engine.configure import check_call, check_overrides, configure
 from .engine.groups import one_error
 from .engine.run import Run
 from .engine.scope import EngineScope
@@ -121,7 +121,7 @@ class AsyncRLM:
         **unknown: Never,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in {"self", "unknown"}}
-        self._given = given
+        self._given = _Arguments(given)
         self._configuration = configure(unknown=unknown, **given)
         self._engine = EngineScope()
         self._entered = 0
@@ -132,7 +132,7 @@ class AsyncRLM:
         return f"<{type(self).__name__} {models} in {self._configuration.environment.name!r}, {state}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (type(self), self._given)
+        return _unpickled, (type(self), self._given.by_name)
 
     # ---- the scope ----
 
@@ -215,6 +215,7 @@ class AsyncRLM:
         Raises:
             ConfigurationError: for an override that is unknown or wrong.
         """
+        check_overrides(overrides)
         return Call(self._configuration, overrides)
 
     async def complete(
@@ -226,6 +227,7 @@ class AsyncRLM:
         listener: Listener | None = None,
     ) -> RLMChatCompletion:
         """Run one prepared call; internal, as `prepare`."""
+        check_call(root_prompt, tags)
         with one_error():
             async with self._engine.lease() as scope, call.watched(listener) as watching:
                 tree = Tree(call, scope, watching)
@@ -269,6 +271,18 @@ class EventStream:
             if self.error is not None:
                 raise self.error from None
             raise
+
+
+class _Arguments:
+    """A constructor's arguments, kept for pickling. They may hold keys: nothing prints them by accident."""
+
+    __slots__ = ("by_name",)
+
+    def __init__(self, by_name: dict[str, Any]) -> None:
+        self.by_name = by_name
+
+    def __repr__(self) -> str:
+        return f"<{len(self.by_name)} arguments>"
 
 
 def _unpickled(cls: type[AsyncRLM], given: dict[str, Any]) -> AsyncRLM:

@@ -6,15 +6,12 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import anyio
-
 from ..errors import LimitError, LMError, RLMError
 from ..events import SubcallFinished, SubcallStarted
-from ..lm.base import LMReply, LMRequest, Message
+from ..lm.base import LMReply
 from ..lm.clients import ClientSpec
-from ..lm.pacing import reply_text
 from ..repl.session import SubCall
-from .plain import strip_thinking
+from .asking import refuse_schema, subcall_reply
 from .tree import Tree
 
 PREVIEW = 80
@@ -57,22 +54,18 @@ class RunServices:
         return await self._observed(call, spec, lambda: self._child(call, spec))
 
     async def _ask(self, call: SubCall, spec: ClientSpec) -> tuple[str, LMReply | None, str | None]:
-        _refuse_schema(call)
+        refuse_schema(call)
         self._count()
-        request = LMRequest(messages=prompt_messages(call.prompt), sampling_args={})
-        seconds = self._tree.limits.subcall_timeout
-        reply: LMReply | None = None
-        with anyio.move_on_after(seconds):
-            reply = await self._tree.ask(spec, request, run_id=self._run_id)
-        if reply is None:
-            raise LMError(f"no reply within {seconds:g} s (subcall_timeout)", kind="timeout", retryable=True)
-        text = strip_thinking(reply_text(reply))
-        if not text.strip():
-            raise LMError(f"model {spec.model!r} gave thoughts and no text", kind="empty", retryable=True)
+        text, reply = await subcall_reply(
+            spec,
+            call,
+            lambda request: self._tree.ask(spec, request, run_id=self._run_id),
+            seconds=self._tree.limits.subcall_timeout,
+        )
         return text, reply, None
 
     async def _child(self, call: SubCall, spec: ClientSpec) -> tuple[str, LMReply | None, str | None]:
-        _refuse_schema(call)
+        refuse_schema(call)
         gate = self._tree.child_gate(self._depth + 1)
         await gate.acquire()
         try:
@@ -137,15 +130,3 @@ class RunServices:
             if callbacks.on_subcall_complete is not None and not cut_off:
                 error = str(failure) if failure else None
                 await tree.callback(callbacks.on_subcall_complete, self._depth + 1, spec.model, seconds, error)
-
-
-def prompt_messages(prompt: str | list[dict[str, Any]]) -> tuple[Message, ...]:
-    """The messages that a sub-call's prompt stands for: a text is one message of the user."""
-    if isinstance(prompt, str):
-        return (Message("user", prompt),)
-    return tuple(Message(str(m.get("role", "user")), str(m.get("content", ""))) for m in prompt)
-
-
-def _refuse_schema(call: SubCall) -> None:
-    if call.schema is not None:
-        raise LMError("schema= is not supported yet; ask for JSON in the prompt and parse it", kind="bad_request")
