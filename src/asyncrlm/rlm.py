@@ -190,24 +190,8 @@ class AsyncRLM:
         The run is cancelled when the block is left before its end. After the last event `events.result` is set; a run
         that fails raises from the iteration.
         """
-        call = self.prepare(overrides)
-        send, receive = anyio.create_memory_object_stream[Event](float("inf"))
-        stream = EventStream(receive)
-
-        async def run() -> None:
-            with send:
-                try:
-                    stream.result = await self.complete(call, prompt, root_prompt, tags, send.send_nowait)
-                except RLMError as error:
-                    stream.error = error
-
-        with one_error():
-            async with anyio.create_task_group() as tasks, receive:
-                tasks.start_soon(run)
-                try:
-                    yield stream
-                finally:
-                    tasks.cancel_scope.cancel()
+        async with self.stream_of(self.prepare(overrides), prompt, root_prompt, tags) as events:
+            yield events
 
     def prepare(self, overrides: Mapping[str, Any]) -> Call:
         """The call that `complete` runs; internal, for the blocking face and the streams.
@@ -251,6 +235,29 @@ class AsyncRLM:
                     stop_reason=result.stop_reason,
                     tags=tags,
                 )
+
+    @asynccontextmanager
+    async def stream_of(
+        self, call: Call, prompt: Any, root_prompt: str | None, tags: dict[str, Any] | None
+    ) -> AsyncGenerator[EventStream]:
+        """One prepared call as its events; internal, as `prepare`."""
+        send, receive = anyio.create_memory_object_stream[Event](float("inf"))
+        stream = EventStream(receive)
+
+        async def run() -> None:
+            with send:
+                try:
+                    stream.result = await self.complete(call, prompt, root_prompt, tags, send.send_nowait)
+                except RLMError as error:
+                    stream.error = error
+
+        with one_error():
+            async with anyio.create_task_group() as tasks, receive:
+                tasks.start_soon(run)
+                try:
+                    yield stream
+                finally:
+                    tasks.cancel_scope.cancel()
 
 
 class EventStream:
