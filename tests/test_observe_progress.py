@@ -98,7 +98,10 @@ def test_a_run_from_start_to_answer() -> None:
             RunStarted(run_id="r", root_model="m", prompt_type="bytes", prompt_size=3),
             "run r: m; context: bytes, 3 bytes",
         ),
-        (RunStarted(run_id="r", root_model="m", environment="local", in_force={"net": "x"}), "local; isolation: net"),
+        (
+            SandboxOpened(run_id="r", environment="local", in_force={"net": "x", "disk": None}),
+            "local, ready in 0 ms; isolation: net; not in force: disk",
+        ),
         (SandboxOpened(run_id="r", environment="local", in_force={"net": None}), "no isolation"),
         (SandboxDied(run_id="r", reason="killed"), "worker lost: killed; a fresh one took its place"),
         (SandboxDied(run_id="r", reason="killed", replaced=False), "worker lost: killed\n"),

@@ -132,8 +132,6 @@ class Progress:
         self._say(event, f"{what} {event.run_id[:8]}: {models}; context: {size}", "head")
         if event.root_prompt:
             self._say(event, f"  question: {event.root_prompt}")
-        if event.in_force:
-            self._say(event, f"  environment: {event.environment}; {_isolation(event.in_force)}", "dim")
 
     def _sandbox_opened(self, event: SandboxOpened) -> None:
         text = f"  environment: {event.environment}, ready in {event.seconds * 1000:.0f} ms"
