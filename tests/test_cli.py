@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import json
 import os
@@ -142,12 +143,18 @@ def test_a_log_is_written(cli: Callable[..., Ran], text: Path, tmp_path: Path) -
         (["run", "{text}", "-q", "x", "--backend", "nonsense"], 2, "asyncrlm: "),
         (["run", "{text}", "-q", "x", "--backend", "offline", "--environment", "docker"], 2, "docker"),
         (["run", "{text}", "-q", "x", "--backend", "offline", "--limits", "odd"], 2, "limits"),
-        (["run", "{text}", "-q", "x", "--backend", "offline", "--max-depth", "-1"], 2, "max_depth"),
+        (["run", "{text}", "-q", "x", "--backend", "offline", "--max-depth", "-1"], 2, "--max-depth"),
+        (["run", "{text}", "-q", "x", "--backend", "offline", "--max-budget", "nan"], 2, "budget"),
+        (["run", "{text}", "-q", "x", "--backend", "offline", "--subcall-timeout", "-1"], 2, "--subcall-timeout"),
+        (["run", "{text}", "-q", "x", "--backend", "offline", "--on-subcall-error", "odd"], 2, "--on-subcall-error"),
+        (["run", "{text}", "-q", "x", "--backend", "offline", "--on-limit", "odd"], 2, "--on-limit"),
+        (["run", "{text}", "-q", "x", "--backend", "offline", "--max-subcalls", "1.5"], 2, "--max-subcalls"),
         (["run", "{text}", "-q", "x"], 2, "offline"),
         (["run", "{text}", "-q", "x", "--backend", "offline", "--log-dir", "{text}"], 2, "File exists"),
         (["run", "{text}", "-q", "x", "--backend", "offline", "--max-timeout", "0.000001"], 124, "TimeoutExceeded"),
         (["run", "{text}", "-q", "x", "--backend", "offline", "--max-tokens", "1"], 1, "TokenLimitExceededError"),
         (["nonsense"], 2, "nonsense"),
+        (["demo", "--quiet", "--verbose"], 2, "exclude each other"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -170,6 +177,37 @@ def test_a_failed_run_as_json(cli: Callable[..., Ran], text: Path) -> None:
     failure = json.loads(ran.out)
     assert failure["error"]["type"] == "TokenLimitExceededError"
     assert "run_id" in failure
+
+
+LIMITS = {
+    "max_depth": 2,
+    "max_iterations": 7,
+    "max_budget": 0.5,
+    "max_timeout": 60.0,
+    "max_tokens": 1_000_000,
+    "max_errors": 3,
+    "max_subcalls": 99,
+    "max_concurrent_subcalls": 5,
+    "max_concurrent_requests": 6,
+    "limits": "hard",
+    "on_limit": "answer",
+    "on_subcall_error": "raise",
+    "subcall_timeout": 30.0,
+}
+
+
+def test_every_limit_of_the_constructor_has_an_option(cli: Callable[..., Ran], text: Path, tmp_path: Path) -> None:
+    options = [part for name, value in LIMITS.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    where = ["--environment", "local", "--log-dir", str(tmp_path / "logs")]
+    ran = cli("run", text, "-q", "Where did the cat sit?", "--backend", "offline", *where, *options)
+    assert (ran.status, ran.err) == (0, "")
+    (log,) = (tmp_path / "logs").iterdir()
+    started = json.loads(log.read_text().splitlines()[1])
+    assert started["limits"] == LIMITS
+    assert started["environment"] == "local"
+    named = {name for name in inspect.signature(asyncrlm.AsyncRLM).parameters if name.startswith("max_")}
+    assert named <= LIMITS.keys()
+    assert cli("run", text, "-q", "x", "--backend", "offline", "--subcall-timeout", "inf").status == 0
 
 
 @pytest.mark.parametrize("data", [b"caf\xe9 " * 10])
@@ -230,7 +268,14 @@ def test_demo(cli: Callable[..., Ran]) -> None:
     assert "StopIteration" in ran.out
     assert "offline" in ran.err
     assert "no language model" in ran.err
-    assert "sub-calls" in ran.err
+    assert " sub-calls" in ran.err
+    assert len(ran.err.splitlines()) < 20
+    # The code of the cells, their output, the replies: for those who ask.
+    assert "def as_text" not in ran.err
+    long = cli("demo", "--verbose")
+    assert (long.status, long.out) == (0, ran.out)
+    assert "def as_text" in long.err
+    assert "offline replied" in long.err
     quiet = cli("demo", "--quiet", "--json", "-q", "What does the pass statement do?")
     assert quiet.err == ""
     assert "pass" in json.loads(quiet.out)["response"]

@@ -98,7 +98,10 @@ def test_a_run_from_start_to_answer() -> None:
             RunStarted(run_id="r", root_model="m", prompt_type="bytes", prompt_size=3),
             "run r: m; context: bytes, 3 bytes",
         ),
-        (RunStarted(run_id="r", root_model="m", environment="local", in_force={"net": "x"}), "local; isolation: net"),
+        (
+            SandboxOpened(run_id="r", environment="local", in_force={"net": "x", "disk": None}),
+            "local, ready in 0 ms; isolation: net; not in force: disk",
+        ),
         (SandboxOpened(run_id="r", environment="local", in_force={"net": None}), "no isolation"),
         (SandboxDied(run_id="r", reason="killed"), "worker lost: killed; a fresh one took its place"),
         (SandboxDied(run_id="r", reason="killed", replaced=False), "worker lost: killed\n"),
@@ -155,6 +158,54 @@ def test_sub_calls_are_summed_up_at_intervals() -> None:
     progress(SubcallFinished(run_id="r", subcall=1001, kind="llm", model="m"))
     progress(CellFinished(run_id="r", turn=1, cell=2, subcalls=1))
     assert "sub-calls 1/1, 0 in flight\n" in stream.getvalue()
+
+
+def test_brief_progress_has_a_line_for_what_matters() -> None:
+    stream = io.StringIO()
+    now = 0.0
+    progress = Progress(stream, brief=True, clock=lambda: now)
+    child: dict[str, Any] = {"run_id": "c", "parent_id": "r", "depth": 1}
+    progress(RunStarted(run_id="r", root_model="m", prompt_size=3, root_prompt="What?"))
+    progress(SandboxOpened(run_id="r", environment="local", in_force={"net": "x", "disk": "y"}, seconds=0.005))
+    for turn in (1, 2):
+        progress(TurnStarted(run_id="r", turn=turn, max_turns=30))
+        progress(ModelReplied(run_id="r", turn=turn, model="m", prompt=[], text="secret"))
+        for cell in (1, 2):
+            progress(CellStarted(run_id="r", turn=turn, cell=cell, code="code"))
+            progress(SubcallStarted(run_id="r", subcall=1, kind="rlm", model="m", prompt_preview="p"))
+            progress(RunStarted(**child, root_model="m"))
+            progress(CellFinished(**child, turn=1, cell=1, error="no"))
+            progress(SubcallFinished(run_id="r", subcall=1, kind="rlm", model="m"))
+            error = "ValueError: x" if cell == turn == 2 else None
+            progress(CellFinished(run_id="r", turn=turn, cell=cell, stdout="out", error=error, subcalls=1))
+        progress(TurnFinished(run_id="r", turn=turn, seconds=1.0))
+    progress(RunFinished(run_id="r", stop_reason="answer", response="the answer", seconds=2.0))
+    assert stream.getvalue().splitlines() == [
+        "run r: m; context: str, 3 characters",
+        "  question: What?",
+        "  environment: local, ready in 5 ms; isolation: all 2 rows hold",
+        "  turn 1/30",
+        "    2 cells, 2 sub-calls, 1.00 s",
+        "  turn 2/30",
+        "    cell 2 failed: ValueError: x",
+        "    2 cells, 2 sub-calls, 1.00 s",
+        "stopped by answer (2 turns, 2.00 s, 0 requests, 0 + 0 tokens)",
+    ]
+
+
+def test_brief_progress_shows_a_long_batch_moving() -> None:
+    stream = io.StringIO()
+    now = 0.0
+    progress = Progress(stream, brief=True, clock=lambda: now)
+    progress(CellStarted(run_id="r", turn=1, cell=1, code="x"))
+    for number in range(1, 101):
+        progress(SubcallStarted(run_id="r", subcall=number, kind="llm", model="m", prompt_preview="p"))
+    for number in range(1, 101):
+        now += 0.1
+        progress(SubcallFinished(run_id="r", subcall=number, kind="llm", model="m"))
+    lines = stream.getvalue().splitlines()
+    assert 8 <= len(lines) <= 11
+    assert "in flight" in lines[0]
 
 
 def test_waits_are_summed_up_too() -> None:

@@ -76,6 +76,28 @@ def test_a_sentence_wrapped_over_lines_is_one() -> None:
     assert sentences("今日は雨です。明日は晴れです。") == ["今日は雨です。", "明日は晴れです。"]
 
 
+@pytest.mark.parametrize("times", [1, 2, 10, 1_000])
+@pytest.mark.parametrize(
+    ("question", "sentence"),
+    [
+        ("Where did the cat sit?", "The cat sat on the mat."),
+        ("Where does the spare key hang?", "The spare key hangs behind the kitchen clock."),
+        # Words of the question that the passage does not have must not outweigh those it has.
+        ("What did the cat drop?", "The cat let a mouse fall."),
+    ],
+)
+@pytest.mark.parametrize("other", ["", " It rained."])
+def test_a_sentence_said_many_times_is_found(question: str, sentence: str, times: int, other: str) -> None:
+    assert read(question, " ".join([sentence + other] * times)).text == sentence
+    rows = "\n".join(f"{number}. {sentence}{other}" for number in range(times))
+    assert sentence in read(question, rows).text
+
+
+def test_what_is_said_everywhere_is_no_answer_to_another_question() -> None:
+    shelves = "\n".join(f"Shelf {number} of the archive holds nothing of note." for number in range(1_000))
+    assert read("Who founded the archive?", shelves).text == NOT_FOUND
+
+
 def test_the_question_itself_is_no_answer() -> None:
     passage = "What is the code of the door? Nobody knew. The code of the door is 99."
     assert read("What is the code of the door?", passage, most=1).text == "The code of the door is 99."

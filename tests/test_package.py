@@ -18,7 +18,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 SURFACE = {
     "AsyncRLM", "RLM", "Repl", "RLMLogger", "Environment", "LocalEnvironment",
-    "RLMChatCompletion", "UsageSummary", "ModelUsageSummary", "REPLResult", "CodeBlock", "RLMIteration",
+    "RLMChatCompletion", "UsageSummary", "ModelUsageSummary", "REPLResult",
     "LMClient", "LMRequest", "LMReply", "LMUsage", "Message",
     "RLMError", "ConfigurationError", "LimitError", "BudgetExceededError", "TimeoutExceededError",
     "TokenLimitExceededError", "SubcallLimitExceededError", "ErrorThresholdExceededError", "CancellationError",

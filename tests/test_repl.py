@@ -172,6 +172,49 @@ async def test_failed_calls_tell_why(options: dict[str, Any], code: str, text: s
     assert text in result.stdout + (result.error or "")
 
 
+async def test_a_call_longer_than_the_window_is_caught_before_it_is_sent() -> None:
+    sent: list[str] = []
+
+    class Small(LMClient):
+        model = "gpt-4.1-mini"  # its window is in the catalogue
+
+        async def acomplete(self, request: LMRequest) -> LMReply:
+            sent.append(request.messages[0].content)
+            return LMReply(text="ok")
+
+    code = "print(*llm_query_batched(['short', 'x' * 10_000_000]), rlm_query('y' * 10_000_000), sep='\\n')"
+    result = await one(code, lm=Small())
+    first, *rest = result.stdout.splitlines()
+    assert first == "ok"
+    assert sent == ["short"]
+    for line in rest:
+        assert "its window is 1,047,576 tokens" in line
+        assert "10,000,016 bytes" in line
+    assert [call.error is None for call in result.llm_calls] == [True, False, False]
+
+
+async def test_a_schema_is_refused_as_in_runs() -> None:
+    result = await one("print(llm_query('x', schema={'type': 'object'}))", lm=echo)
+    assert result.stdout.startswith("Error: schema= is not supported yet")
+
+
+async def test_thoughts_are_no_part_of_a_reply() -> None:
+    async def thinker(messages: list[dict[str, str]]) -> str:
+        return "<think>hm</think>" + ("" if messages[0]["content"] == "blank" else "so")
+
+    result = await one("print(llm_query('x'), llm_query('blank'))", lm=thinker)
+    assert result.stdout == "so Error: model 'thinker' gave thoughts and no text\n"
+
+
+async def test_a_call_that_takes_too_long_is_a_failed_reply() -> None:
+    async def never(messages: list[dict[str, str]]) -> str:
+        await anyio.sleep_forever()
+        return ""
+
+    result = await one("print(llm_query('x'))", lm=never, subcall_timeout=0.1)
+    assert result.stdout == "Error: no reply within 0.1 s (subcall_timeout)\n"
+
+
 # ---- time and death --------------------------------------------------------------------------------------------------
 
 
@@ -323,8 +366,12 @@ async def test_repr_tells_state_and_isolation() -> None:
         ({"lm": "no-such-backend"}, "no-such-backend"),
         ({"lm": lambda messages: "x"}, "async"),
         ({"custom_tools": {"llm_query": 1}}, "'llm_query' is reserved"),
-        ({"max_concurrent_requests": 0}, "at least 1"),
-        ({"on_subcall_error": "ignore"}, '"return" or "raise"'),
+        ({"max_concurrent_requests": 0}, "max_concurrent_requests must be a whole number, 1 or more, not 0"),
+        ({"max_concurrent_requests": "many"}, "max_concurrent_requests must be a whole number"),
+        ({"on_subcall_error": "ignore"}, 'on_subcall_error must be "return" or "raise"'),
+        ({"subcall_timeout": "long"}, "subcall_timeout must be a number"),
+        ({"custom_tools": ["f"]}, "custom_tools must be a dict"),
+        ({"environment_kwargs": "x"}, "environment_kwargs must be a dict"),
     ],
 )
 async def test_wrong_arguments_fail_at_once(options: dict[str, Any], text: str) -> None:
@@ -350,10 +397,35 @@ async def test_a_repl_never_closed_warns() -> None:
         await stack.aclose()
 
 
-async def test_names_of_contexts_are_checked() -> None:
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("a b", "'a b' is no Python identifier"),
+        ("", "'' is no Python identifier"),
+        (5, "5 is no Python identifier"),
+        ("class", "'class' is a keyword"),
+        ("None", "'None' is a keyword"),
+        ("answer", "'answer' is reserved"),
+        ("llm_query", "'llm_query' is reserved"),
+        ("SHOW_VARS", "'SHOW_VARS' is reserved"),
+        ("FailedReply", "'FailedReply' is reserved"),
+        ("__name__", "'__name__' is reserved"),
+        ("\uff41nswer", "reads the name '\uff41nswer' as 'answer'"),
+        ("tool", "'tool' is that of one of the custom_tools"),
+        ("VALUE", "'VALUE' is that of one of the custom_tools"),
+    ],
+)
+async def test_names_that_cells_have_for_something_else_are_refused(name: Any, why: str) -> None:
+    with anyio.fail_after(10):
+        async with Repl(custom_tools={"tool": lambda: 1, "VALUE": 2}) as repl:
+            with pytest.raises(ConfigurationError, match=re.escape(why)):
+                await repl.load(name, 1)
+            assert (await repl.execute("print(type(answer).__name__, callable(llm_query), VALUE)")).error is None
+
+
+async def test_names_of_contexts_can_be_loaded() -> None:
     with anyio.fail_after(10):
         async with Repl() as repl:
-            await repl.load("context_1", {"a": 1})
-            assert (await repl.execute("print(context_1)")).stdout == "{'a': 1}\n"
-            with pytest.raises(ConfigurationError, match="'a b' is no Python identifier"):
-                await repl.load("a b", 1)
+            for name in ("context", "context_1", "history", "history_2", "mine", "match"):
+                await repl.load(name, {"a": name})
+                assert (await repl.execute(f"print({name})")).stdout == f"{{'a': {name!r}}}\n"

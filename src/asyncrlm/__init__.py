@@ -72,9 +72,6 @@ if TYPE_CHECKING:
     from .rlm import AsyncRLM as AsyncRLM
     from .sync import RLM as RLM
     from .types import (
-        CodeBlock as CodeBlock,
-    )
-    from .types import (
         ModelUsageSummary as ModelUsageSummary,
     )
     from .types import (
@@ -82,9 +79,6 @@ if TYPE_CHECKING:
     )
     from .types import (
         RLMChatCompletion as RLMChatCompletion,
-    )
-    from .types import (
-        RLMIteration as RLMIteration,
     )
     from .types import (
         UsageSummary as UsageSummary,
@@ -101,8 +95,6 @@ _HOMES = {
     "UsageSummary": "types",
     "ModelUsageSummary": "types",
     "REPLResult": "types",
-    "CodeBlock": "types",
-    "RLMIteration": "types",
     "LMClient": "lm.base",
     "LMRequest": "lm.base",
     "LMReply": "lm.base",
@@ -127,7 +119,6 @@ __all__ = [
     "AsyncRLM",
     "BudgetExceededError",
     "CancellationError",
-    "CodeBlock",
     "ConfigurationError",
     "Environment",
     "ErrorThresholdExceededError",
@@ -144,7 +135,6 @@ __all__ = [
     "REPLResult",
     "RLMChatCompletion",
     "RLMError",
-    "RLMIteration",
     "RLMLogger",
     "Repl",
     "SandboxLost",

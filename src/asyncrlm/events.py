@@ -31,8 +31,6 @@ class RunStarted(Event, frozen=True, kw_only=True):
     root_model: str
     sub_models: list[str] = field(default_factory=list[str])
     environment: str = ""
-    in_force: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What isolation holds where cells run; empty until the sandbox is open (see `SandboxOpened`)."""
     max_depth: int = 1
     max_iterations: int = 30
     limits: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -44,8 +42,11 @@ class RunStarted(Event, frozen=True, kw_only=True):
 
 
 class SandboxOpened(Event, frozen=True, kw_only=True):
+    """A worker of the run is ready: once after `RunStarted`, and again for each that replaces one that died."""
+
     environment: str
     in_force: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What isolation holds where cells run: attack row → what holds it, or None where nothing does."""
     seconds: float = 0.0
 
 

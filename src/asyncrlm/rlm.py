@@ -9,7 +9,7 @@ from typing import Any, Never, Self
 import anyio
 
 from .engine.call import Call
-from .engine.configure import configure
+from .engine.configure import check_call, check_overrides, configure
 from .engine.groups import one_error
 from .engine.run import Run
 from .engine.scope import EngineScope
@@ -121,7 +121,7 @@ class AsyncRLM:
         **unknown: Never,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in {"self", "unknown"}}
-        self._given = given
+        self._given = _Arguments(given)
         self._configuration = configure(unknown=unknown, **given)
         self._engine = EngineScope()
         self._entered = 0
@@ -132,7 +132,7 @@ class AsyncRLM:
         return f"<{type(self).__name__} {models} in {self._configuration.environment.name!r}, {state}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (type(self), self._given)
+        return _unpickled, (type(self), self._given.by_name)
 
     # ---- the scope ----
 
@@ -190,24 +190,8 @@ class AsyncRLM:
         The run is cancelled when the block is left before its end. After the last event `events.result` is set; a run
         that fails raises from the iteration.
         """
-        call = self.prepare(overrides)
-        send, receive = anyio.create_memory_object_stream[Event](float("inf"))
-        stream = EventStream(receive)
-
-        async def run() -> None:
-            with send:
-                try:
-                    stream.result = await self.complete(call, prompt, root_prompt, tags, send.send_nowait)
-                except RLMError as error:
-                    stream.error = error
-
-        with one_error():
-            async with receive, anyio.create_task_group() as tasks:
-                tasks.start_soon(run)
-                try:
-                    yield stream
-                finally:
-                    tasks.cancel_scope.cancel()
+        async with self.stream_of(self.prepare(overrides), prompt, root_prompt, tags) as events:
+            yield events
 
     def prepare(self, overrides: Mapping[str, Any]) -> Call:
         """The call that `complete` runs; internal, for the blocking face and the streams.
@@ -215,6 +199,7 @@ class AsyncRLM:
         Raises:
             ConfigurationError: for an override that is unknown or wrong.
         """
+        check_overrides(overrides)
         return Call(self._configuration, overrides)
 
     async def complete(
@@ -226,6 +211,7 @@ class AsyncRLM:
         listener: Listener | None = None,
     ) -> RLMChatCompletion:
         """Run one prepared call; internal, as `prepare`."""
+        check_call(root_prompt, tags)
         with one_error():
             async with self._engine.lease() as scope, call.watched(listener) as watching:
                 tree = Tree(call, scope, watching)
@@ -250,6 +236,29 @@ class AsyncRLM:
                     tags=tags,
                 )
 
+    @asynccontextmanager
+    async def stream_of(
+        self, call: Call, prompt: Any, root_prompt: str | None, tags: dict[str, Any] | None
+    ) -> AsyncGenerator[EventStream]:
+        """One prepared call as its events; internal, as `prepare`."""
+        send, receive = anyio.create_memory_object_stream[Event](float("inf"))
+        stream = EventStream(receive)
+
+        async def run() -> None:
+            with send:
+                try:
+                    stream.result = await self.complete(call, prompt, root_prompt, tags, send.send_nowait)
+                except RLMError as error:
+                    stream.error = error
+
+        with one_error():
+            async with receive, anyio.create_task_group() as tasks:
+                tasks.start_soon(run)
+                try:
+                    yield stream
+                finally:
+                    tasks.cancel_scope.cancel()
+
 
 class EventStream:
     """The events of one run. `result` is set once the last of them was taken."""
@@ -269,6 +278,18 @@ class EventStream:
             if self.error is not None:
                 raise self.error from None
             raise
+
+
+class _Arguments:
+    """A constructor's arguments, kept for pickling. They may hold keys: nothing prints them by accident."""
+
+    __slots__ = ("by_name",)
+
+    def __init__(self, by_name: dict[str, Any]) -> None:
+        self.by_name = by_name
+
+    def __repr__(self) -> str:
+        return f"<{len(self.by_name)} arguments>"
 
 
 def _unpickled(cls: type[AsyncRLM], given: dict[str, Any]) -> AsyncRLM:

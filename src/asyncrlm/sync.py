@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import _thread
+import atexit
+import queue
 import threading
 import weakref
-from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, Self
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from anyio.from_thread import BlockingPortal, BlockingPortalProvider
 
+from .engine.call import Call
 from .errors import CancellationError
+from .events import Event
 from .rlm import AsyncRLM
 from .types import RLMChatCompletion
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 _portals = BlockingPortalProvider()
 """Starts the thread with the first lease and ends it with the last."""
@@ -59,12 +66,34 @@ class RLM:
         Raises:
             CancellationError: on Ctrl-C, once everything the run had started is gone.
         """
+        return self._opened().complete(prompt, root_prompt, tags, overrides)
+
+    @contextmanager
+    def stream(
+        self, prompt: Any, root_prompt: str | None = None, *, tags: dict[str, Any] | None = None, **overrides: Any
+    ) -> Generator[BlockingEventStream]:
+        """The same run as its events, in order: `with rlm.stream(…) as events: for event in events: …`.
+
+        The run is cancelled, and all it started is gone, when the block is left before its end. After the last event
+        `events.result` is set; a run that fails raises from the iteration.
+
+        Raises:
+            CancellationError: on Ctrl-C while waiting for an event, once everything the run had started is gone.
+        """
+        stream = self._opened().stream(prompt, root_prompt, tags, overrides)
+        try:
+            yield stream
+        finally:
+            stream.close()
+
+    def _opened(self) -> _Open:
         with self._opening:
             opened = self._open
             if opened is None:
                 opened = self._open = _Open(self._engine)
-                opened.finalizer = weakref.finalize(self, opened.close)
-        return opened.complete(prompt, root_prompt, tags, overrides)
+                opened.finalizer = weakref.finalize(self, opened.abandon)
+                opened.finalizer.atexit = False  # `_close_all` does it then, where threads can't be started
+            return opened
 
     def close(self) -> None:
         """End what the completions shared. Closing twice is fine; the next completion opens it again."""
@@ -80,6 +109,79 @@ class RLM:
         self.close()
 
 
+class BlockingEventStream:
+    """The events of one run, for one thread. `result` is set once the last of them was taken."""
+
+    def __init__(self, portal: BlockingPortal, engine: AsyncRLM, call: Call, *asked: Any) -> None:
+        self.result: RLMChatCompletion | None = None
+        self._call = call
+        self._ended = False
+        # Events cross the threads one way, without a round trip each.
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+
+        async def run() -> RLMChatCompletion | None:
+            try:
+                async with engine.stream_of(call, *asked) as events:
+                    async for event in events:
+                        self._events.put(event)
+                    return events.result
+            finally:
+                self._events.put(None)
+
+        self._task = _Task(portal, run)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Event:
+        if self._ended:
+            raise StopIteration
+        try:
+            event = self._events.get()
+            if event is not None:
+                return event
+            self._ended = True
+            self.result = self._task.result()
+        except KeyboardInterrupt:
+            self.close()
+            raise _interrupted(self._call) from None
+        raise StopIteration
+
+    def close(self) -> None:
+        """Cancel the run unless it has ended, and wait until everything it had started is gone."""
+        self._ended = True
+        self._task.stop()
+
+
+class _Task(Generic[T]):
+    """A coroutine function under way in the portal."""
+
+    def __init__(self, portal: BlockingPortal, function: Callable[[], Awaitable[T]]) -> None:
+        self._over = threading.Event()
+
+        async def run() -> T:
+            try:
+                return await function()
+            finally:
+                self._over.set()
+
+        self._future = portal.start_task_soon(run)
+
+    def result(self) -> T:
+        return self._future.result()
+
+    def stop(self) -> None:
+        """Cancel it and wait for its end: a cancelled future says nothing about its task."""
+        self._future.cancel()
+        self._over.wait()
+
+
+def _interrupted(call: Call) -> CancellationError:
+    error = CancellationError("interrupted by the keyboard; everything the run had started is gone")
+    call.account(error)
+    return error
+
+
 class _Open:
     """A lease of the portal thread, and in it an open engine."""
 
@@ -87,42 +189,69 @@ class _Open:
 
     def __init__(self, engine: AsyncRLM) -> None:
         self._engine = engine
-        self._portal: BlockingPortal = _portals.__enter__()
+        self._closing = threading.Lock()
         self._closed = False
-        self._portal.call(engine.__aenter__)
+        self._portal: BlockingPortal = _portals.__enter__()
+        entering = _Task(self._portal, engine.__aenter__)
+        try:
+            entering.result()
+        except BaseException:
+            try:
+                entering.stop()
+                self._portal.call(engine.aclose)
+            finally:
+                _portals.__exit__(None, None, None)
+            raise
+        _all_open.add(self)
 
     def complete(
         self, prompt: Any, root_prompt: str | None, tags: dict[str, Any] | None, overrides: dict[str, Any]
     ) -> RLMChatCompletion:
         call = self._engine.prepare(overrides)
-        over = threading.Event()
-
-        async def run() -> RLMChatCompletion:
-            try:
-                return await self._engine.complete(call, prompt, root_prompt, tags)
-            finally:
-                over.set()
-
-        future = self._portal.start_task_soon(run)
+        task = _Task(self._portal, lambda: self._engine.complete(call, prompt, root_prompt, tags))
         try:
-            return future.result()
+            return task.result()
         except KeyboardInterrupt:
-            future.cancel()
-            over.wait()
-            error = CancellationError("interrupted by the keyboard; everything the run had started is gone")
-            call.account(error)
-            raise error from None
+            task.stop()
+            raise _interrupted(call) from None
+
+    def stream(
+        self, prompt: Any, root_prompt: str | None, tags: dict[str, Any] | None, overrides: dict[str, Any]
+    ) -> BlockingEventStream:
+        call = self._engine.prepare(overrides)
+        return BlockingEventStream(self._portal, self._engine, call, prompt, root_prompt, tags)
 
     def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        if self.finalizer is not None:
-            self.finalizer.detach()
-        try:
-            self._portal.call(self._engine.aclose)
-        finally:
-            _portals.__exit__(None, None, None)
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            _all_open.discard(self)
+            if self.finalizer is not None:
+                self.finalizer.detach()
+            try:
+                self._portal.call(self._engine.aclose)
+            finally:
+                _portals.__exit__(None, None, None)
+
+    def abandon(self) -> None:
+        """Close it for an `RLM` that nobody has any more.
+
+        The garbage is collected in any thread, at any line: the portal's own, which would wait for itself, or one that
+        holds the portals' lock. So nothing is waited for here, and no lock taken, not even those that `threading` takes
+        to start a thread.
+        """
+        _thread.start_new_thread(self.close, ())
+
+
+_all_open: set[_Open] = set()
+"""What to close when the process ends."""
+
+
+@atexit.register
+def _close_all() -> None:
+    for opened in tuple(_all_open):
+        opened.close()
 
 
 def _unpickled(cls: type[RLM], engine: AsyncRLM) -> RLM:

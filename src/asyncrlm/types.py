@@ -159,22 +159,3 @@ class REPLResult(_Record):
     def rlm_calls(self) -> list[RLMChatCompletion]:
         """The reference's other name for `llm_calls`."""
         return self.llm_calls
-
-
-class CodeBlock(_Record):
-    """One cell: its code and what came of it."""
-
-    code: str
-    result: REPLResult
-
-
-class RLMIteration(_Record):
-    """One turn of the trajectory."""
-
-    prompt: list[dict[str, Any]]
-    """The messages that were new in this turn's request."""
-    response: str
-    code_blocks: list[CodeBlock] = field(default_factory=list[CodeBlock])
-    final_answer: str | None = None
-    iteration_time: float | None = None
-    """Seconds."""

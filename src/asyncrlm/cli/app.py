@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .._version import __version__
 from .exits import exits
+
+if TYPE_CHECKING:
+    from .ask import Detail
 
 app = typer.Typer(
     add_completion=False,
@@ -40,7 +44,25 @@ def about(
 
 Json = Annotated[bool, typer.Option("--json", help="Print the completion as JSON, without its trajectory.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress lines.")]
-Verbose = Annotated[bool, typer.Option("--verbose", help="Progress lines, also where no terminal shows them.")]
+Verbose = Annotated[
+    bool,
+    typer.Option("--verbose", "-v", help="All that happens: replies, code, what it prints; also where no terminal is."),
+]
+
+
+class LimitsMode(StrEnum):
+    SOFT = "soft"
+    HARD = "hard"
+
+
+class OnLimit(StrEnum):
+    RAISE = "raise"
+    ANSWER = "answer"
+
+
+class OnSubcallError(StrEnum):
+    RETURN = "return"
+    RAISE = "raise"
 
 
 @app.command(epilog=_STATUS)
@@ -56,20 +78,24 @@ def run(
     ] = None,
     base_url: Annotated[str | None, typer.Option(help="Address of an OpenAI-compatible server.")] = None,
     environment: Annotated[str, typer.Option(help="Where cells run.")] = "local",
-    max_iterations: Annotated[int | None, typer.Option(help="Turns of the run.")] = None,
-    max_depth: Annotated[int | None, typer.Option(help="How deep runs nest; 0 asks the model directly.")] = None,
-    max_budget: Annotated[float | None, typer.Option(help="US dollars for everything.")] = None,
-    max_timeout: Annotated[float | None, typer.Option(help="Seconds for everything.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Tokens for everything, input and output.")] = None,
-    max_subcalls: Annotated[int | None, typer.Option(help="Calls of models by cells.")] = None,
-    max_errors: Annotated[int | None, typer.Option(help="Turns in a row whose cells raise.")] = None,
-    max_concurrent_requests: Annotated[int | None, typer.Option(help="Requests in flight at once.")] = None,
-    max_concurrent_subcalls: Annotated[int | None, typer.Option(help="Live child runs per depth.")] = None,
-    limits: Annotated[
-        str | None, typer.Option(metavar="soft|hard", help="soft: at most the calls in flight over; hard: never over.")
+    max_iterations: Annotated[int | None, typer.Option(min=1, help="Turns of the run.")] = None,
+    max_depth: Annotated[int | None, typer.Option(min=0, help="How deep runs nest; 0 asks the model directly.")] = None,
+    max_budget: Annotated[float | None, typer.Option(min=0, help="US dollars for everything.")] = None,
+    max_timeout: Annotated[float | None, typer.Option(min=0, help="Seconds for everything.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=0, help="Tokens for everything, input and output.")] = None,
+    max_subcalls: Annotated[int | None, typer.Option(min=0, help="Calls of models by cells.")] = None,
+    max_errors: Annotated[int | None, typer.Option(min=1, help="Turns in a row whose cells raise.")] = None,
+    max_concurrent_requests: Annotated[int | None, typer.Option(min=1, help="Requests in flight at once.")] = None,
+    max_concurrent_subcalls: Annotated[int | None, typer.Option(min=1, help="Live child runs per depth.")] = None,
+    subcall_timeout: Annotated[
+        float | None, typer.Option(min=0, help="Seconds one call by a cell may take; inf for no limit.")
     ] = None,
-    on_limit: Annotated[
-        str | None, typer.Option(metavar="raise|answer", help="At a limit fail, or answer from what there is.")
+    limits: Annotated[
+        LimitsMode | None, typer.Option(help="soft: at most the calls in flight over a limit; hard: never over.")
+    ] = None,
+    on_limit: Annotated[OnLimit | None, typer.Option(help="At a limit fail, or answer from what there is.")] = None,
+    on_subcall_error: Annotated[
+        OnSubcallError | None, typer.Option(help="A failed call is a text that says so, or an exception in the cell.")
     ] = None,
     log_dir: Annotated[str | None, typer.Option(metavar="FOLDER", help="Write a log of the run there.")] = None,
     as_json: Json = False,
@@ -94,12 +120,18 @@ def run(
             "max_errors": max_errors,
             "max_concurrent_requests": max_concurrent_requests,
             "max_concurrent_subcalls": max_concurrent_subcalls,
+            "subcall_timeout": subcall_timeout,
             "limits": limits,
             "on_limit": on_limit,
+            "on_subcall_error": on_subcall_error,
         }
-        given: dict[str, Any] = {name: value for name, value in arguments.items() if value is not None}
+        given: dict[str, Any] = {
+            name: value.value if isinstance(value, StrEnum) else value
+            for name, value in arguments.items()
+            if value is not None
+        }
         given |= backend_arguments(backend, model=model, sub_model=sub_model, base_url=base_url)
-        shown = _shows_progress(quiet=quiet, verbose=verbose)
+        shown = _detail(quiet=quiet, verbose=verbose, by_itself=sys.stderr is not None and sys.stderr.isatty())
         ask(read_prompt(file), question, given, name=file, log_dir=log_dir, progress=shown, as_json=as_json)
 
 
@@ -108,6 +140,7 @@ def demo(
     question: Annotated[str | None, typer.Option("--question", "-q", help="Ask something else.")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Watch a run without a key and without a network.
 
@@ -118,10 +151,10 @@ def demo(
     with exits(as_json=as_json):
         from .demo import run_demo  # noqa: PLC0415 - as above
 
-        run_demo(question, progress=not quiet, as_json=as_json)
+        run_demo(question, progress=_detail(quiet=quiet, verbose=verbose, by_itself=True), as_json=as_json)
 
 
-def _shows_progress(*, quiet: bool, verbose: bool) -> bool:
+def _detail(*, quiet: bool, verbose: bool, by_itself: bool) -> Detail | None:
     if quiet and verbose:
         raise typer.BadParameter("--quiet and --verbose exclude each other")
-    return verbose or (not quiet and sys.stderr is not None and sys.stderr.isatty())
+    return "full" if verbose else "brief" if by_itself and not quiet else None

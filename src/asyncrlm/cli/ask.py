@@ -5,12 +5,16 @@ from __future__ import annotations
 import stat
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 
 from .. import AsyncRLM, RLMChatCompletion, RLMLogger
+from ..observe.progress import Progress
 from .exits import USAGE, fail, say, write, write_json
+
+Detail = Literal["brief", "full"]
+"""How much of a run's progress is told."""
 
 
 def read_prompt(file: str) -> str | Path:
@@ -60,19 +64,27 @@ def ask(
     *,
     name: str,
     log_dir: str | None = None,
-    progress: bool = False,
+    progress: Detail | None = None,
     as_json: bool = False,
 ) -> None:
-    """Run to the answer and print it.
+    """Run to the answer and print it, with progress lines unless that is None.
 
     Raises:
         RLMError: as `AsyncRLM.acompletion`.
     """
     logger = None if log_dir is None else RLMLogger(log_dir)
-    rlm = AsyncRLM(**arguments, logger=logger, verbose=progress)
+    rlm = AsyncRLM(**arguments, logger=logger)
 
     async def complete() -> RLMChatCompletion:
-        return await rlm.acompletion(prompt, question)
+        if progress is None:
+            return await rlm.acompletion(prompt, question)
+        tell = Progress(brief=progress == "brief")
+        async with rlm.astream(prompt, question) as events:
+            async for event in events:
+                tell(event)
+        if events.result is None:
+            raise RuntimeError("a run ended without a result or an error")
+        return events.result
 
     _show(anyio.run(complete), name, as_json=as_json)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Final
 
-from .ask import ask
+from .ask import Detail, ask
 from .exits import FAILED, fail, say
 
 QUESTION: Final = "What happens when a generator function executes a return statement?"
@@ -20,18 +20,17 @@ def reference_text() -> str:
     return "\n\n".join(f"{text.strip()}\n" for _, text in sorted(topics.items()))
 
 
-def run_demo(question: str | None, *, progress: bool, as_json: bool) -> None:
+def run_demo(question: str | None, *, progress: Detail | None, as_json: bool) -> None:
     """Ask `question`, or the demo's own, about Python's language reference."""
     text = reference_text()
-    if progress:
+    if progress is not None:
         version = ".".join(str(part) for part in sys.version_info[:2])
         say(f"A question about the language reference of Python {version}, {len(text):,} characters that came with it.")
-        say("The model is the offline one: no language model, no network; it ranks sentences by words they share with")
-        say("the question. The loop, the cells, the parallel sub-calls and the isolation are those of every run.")
+        say("The model is the offline one: no language model, no network, it ranks sentences. All else is real.")
         say("")
-    ask(
-        text, question or QUESTION, {"backend": "offline"}, name="pydoc_data.topics", progress=progress, as_json=as_json
-    )
-    if progress:
+    asked = question or QUESTION
+    ask(text, asked, {"backend": "offline"}, name="pydoc_data.topics", progress=progress, as_json=as_json)
+    if progress is not None:
         say("")
+        say("The code of each turn: asyncrlm demo --verbose")
         say("With a model: asyncrlm run FILE -q QUESTION --backend openai --model NAME   (asyncrlm run --help)")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
+from ..environments import Environment
 from ..environments import environment as make_environment
 from ..errors import ConfigurationError
 from ..lm.routing import Router
+from ..lm.spec import checked_sampling
 from ..repl.tools import HostTools
 from .prompts import DEFAULT_PROMPTS
 from .settings import Callbacks, Configuration, Limits, checked_limits
@@ -26,33 +28,35 @@ def configure(*, unknown: Mapping[str, Any], **given: Any) -> Configuration:
         ConfigurationError: naming the wrong argument and the right ones.
     """
     _refuse_unknown(unknown, given)
+    flags = {name: _flag(name, given[name]) for name in ("orchestrator", "verbose", *_LATER)}
     for name, why in _LATER.items():
-        if given[name]:
+        if flags[name]:
             raise ConfigurationError(f"{name}=True: {why}")
+    _check_share("compaction_threshold_pct", given["compaction_threshold_pct"])
     limits = checked_limits(Limits(), {name: given[name] for name in Limits.__struct_fields__})
     router = Router.of(
         given["backend"],
         given["backend_kwargs"],
-        given["other_backends"],
-        given["other_backend_kwargs"],
-        given["sampling_args"],
-        given["sub_sampling_args"],
+        _list("other_backends", given["other_backends"], '["openai/gpt-5-mini"]'),
+        _list("other_backend_kwargs", given["other_backend_kwargs"], '[{"model_name": …}]'),
+        _sampling("sampling_args", given["sampling_args"]),
+        _sampling("sub_sampling_args", given["sub_sampling_args"]),
     )
-    tools = HostTools(_mapping("custom_tools", given["custom_tools"]))
+    tools = HostTools(given["custom_tools"])
     sub_tools = given["custom_sub_tools"]
     configuration = Configuration(
         router=router,
-        environment=make_environment(given["environment"], _mapping("environment_kwargs", given["environment_kwargs"])),
+        environment=checked_environment(given["environment"], given["environment_kwargs"]),
         limits=limits,
         prompts=DEFAULT_PROMPTS,
         custom_system_prompt=_text("custom_system_prompt", given["custom_system_prompt"]),
-        orchestrator=bool(given["orchestrator"]),
+        orchestrator=flags["orchestrator"],
         user_prologue=_text("user_prologue", given["user_prologue"]),
         tools=tools,
-        sub_tools=tools if sub_tools is None else HostTools(_mapping("custom_sub_tools", sub_tools)),
+        sub_tools=tools if sub_tools is None else HostTools(sub_tools, "custom_sub_tools"),
         callbacks=_callbacks(given),
         logger=_logger(given["logger"]),
-        verbose=bool(given["verbose"]),
+        verbose=flags["verbose"],
     )
     refuse_unknown_prices(configuration, limits)
     return configuration
@@ -84,17 +88,76 @@ def _refuse_unknown(unknown: Mapping[str, Any], given: Mapping[str, Any]) -> Non
         raise ConfigurationError(f"unknown argument {name!r}; {hint}known are: {', '.join(given)}")
 
 
-def _mapping(name: str, value: Any) -> Mapping[str, Any]:
+def check_call(root_prompt: Any, tags: Any) -> None:
+    """What a call is given beside its prompt and its overrides.
+
+    Raises:
+        ConfigurationError: naming the right form.
+    """
+    _text("root_prompt", root_prompt)
+    if tags is not None:
+        checked_dict("tags", tags, '{"user": 7}')
+
+
+def check_overrides(overrides: Mapping[str, Any]) -> None:
+    """The overrides of one call that are no limits.
+
+    Raises:
+        ConfigurationError: naming the right form.
+    """
+    _sampling("sampling_args", overrides.get("sampling_args"))
+
+
+def checked_dict(name: str, value: Any, example: str = '{"cell_timeout": 60}') -> Mapping[str, Any]:
+    """`value`, or an empty dict for None.
+
+    Raises:
+        ConfigurationError: if it is none.
+    """
     if value is None:
         return {}
-    if not isinstance(value, Mapping):
-        raise ConfigurationError(f"{name} must be a dict, got {type(value).__name__}")
-    return value  # pyright: ignore[reportUnknownVariableType]
+    kind = type(value).__name__
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in cast("Mapping[Any, Any]", value)):
+        raise ConfigurationError(f"{name} must be a dict with str keys, such as {example}, not {kind}")
+    return cast("Mapping[str, Any]", value)
+
+
+def checked_environment(value: Any, settings: Any) -> Environment:
+    """The place that `environment=` and `environment_kwargs=` name.
+
+    Raises:
+        ConfigurationError: naming what would be right.
+    """
+    if not isinstance(value, (str, Environment)):
+        kind = type(value).__name__
+        raise ConfigurationError(f'environment must be a name such as "local", or an Environment, not {kind}')
+    return make_environment(value, checked_dict("environment_kwargs", settings))
+
+
+def _sampling(name: str, value: Any) -> Mapping[str, Any]:
+    return checked_sampling(checked_dict(name, value, '{"temperature": 0}'))
+
+
+def _list(name: str, value: Any, example: str) -> Sequence[Any] | None:
+    if value is not None and not isinstance(value, (list, tuple)):
+        raise ConfigurationError(f"{name} must be a list, such as {example}, not {type(value).__name__}")
+    return cast("Sequence[Any] | None", value)
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{name} must be True or False, not {type(value).__name__}")
+    return value
+
+
+def _check_share(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
+        raise ConfigurationError(f"{name} must be a number above 0 and at most 1, such as 0.85")
 
 
 def _text(name: str, value: Any) -> str | None:
     if value is not None and not isinstance(value, str):
-        raise ConfigurationError(f"{name} must be a str, got {type(value).__name__}")
+        raise ConfigurationError(f"{name} must be a str, not {type(value).__name__}")
     return value or None
 
 
@@ -102,13 +165,15 @@ def _callbacks(given: Mapping[str, Any]) -> Callbacks:
     names = Callbacks.__struct_fields__
     for name in names:
         if given[name] is not None and not callable(given[name]):
-            raise ConfigurationError(f"{name} must be a function or a coroutine function, got {given[name]!r}")
+            raise ConfigurationError(
+                f"{name} must be a function or a coroutine function, not {type(given[name]).__name__}"
+            )
     return Callbacks(**{name: given[name] for name in names})
 
 
 def _logger(logger: Any) -> Any:
-    if logger is not None and not hasattr(logger, "for_tree"):
+    if logger is not None and (isinstance(logger, type) or not callable(getattr(logger, "for_tree", None))):
         raise ConfigurationError(
-            f"logger must be an RLMLogger, e.g. RLMLogger(log_dir='logs'), got {type(logger).__name__}"
+            f"logger must be an RLMLogger, e.g. RLMLogger(log_dir='logs'), not {type(cast('object', logger)).__name__}"
         )
     return logger

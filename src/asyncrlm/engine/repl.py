@@ -12,22 +12,22 @@ from typing import Any, Literal, Self
 import anyio
 
 from ..environments import Environment
-from ..environments import environment as find_environment
-from ..errors import ConfigurationError, LMError
+from ..errors import LMError
 from ..ledger import Ledger, Need
 from ..lm.base import LMClient, LMReply, LMRequest
 from ..lm.clients import ClientSpec, client_spec
-from ..lm.pacing import Gate, Pacers, reply_text
+from ..lm.pacing import Gate, Pacers
 from ..lm.routing import Router
 from ..repl.broker import SubCall, describe_error
 from ..repl.context import check_prompt_type, describe
 from ..repl.sandbox import Report
 from ..repl.scope import ResourceScope
 from ..repl.session import CellOutcome, Session
-from ..repl.tools import HostTools
+from ..repl.tools import HostTools, check_context_name
 from ..types import ModelUsageSummary, REPLResult, RLMChatCompletion, UsageSummary
-from .services import prompt_messages
-from .settings import DEFAULT_MAX_CONCURRENT_REQUESTS
+from .asking import fitting_bytes, refuse_schema, subcall_reply
+from .configure import checked_environment
+from .settings import DEFAULT_MAX_CONCURRENT_REQUESTS, DEFAULT_SUBCALL_TIMEOUT, Limits, checked_limits
 
 
 class Repl:
@@ -46,6 +46,7 @@ class Repl:
         custom_tools: Name → value or host callable, or name → {"tool": …, "description": …}.
         max_concurrent_requests: Requests to the model in flight at once.
         on_subcall_error: What a failed call is in a cell: "return" a `FailedReply`, or "raise" a `SubcallError`.
+        subcall_timeout: Seconds one call may take, retries included; None for no limit.
 
     Raises:
         ConfigurationError: for an argument that can't be; the message names the right ones.
@@ -61,21 +62,27 @@ class Repl:
         custom_tools: Mapping[str, Any] | None = None,
         max_concurrent_requests: int = DEFAULT_MAX_CONCURRENT_REQUESTS,
         on_subcall_error: Literal["return", "raise"] = "return",
+        subcall_timeout: float | None = DEFAULT_SUBCALL_TIMEOUT,
     ) -> None:
         self._state: Literal["new", "open", "closed"] = "new"
-        self._environment = find_environment(environment, environment_kwargs)
+        self._environment = checked_environment(environment, environment_kwargs)
         if context is not None:
             check_prompt_type(context)
             describe(context)
-        if on_subcall_error not in ("return", "raise"):
-            raise ConfigurationError(f'on_subcall_error must be "return" or "raise", not {on_subcall_error!r}')
-        if max_concurrent_requests < 1:
-            raise ConfigurationError(f"max_concurrent_requests must be at least 1, not {max_concurrent_requests}")
+        limits = checked_limits(
+            Limits(),
+            {
+                "max_concurrent_requests": max_concurrent_requests,
+                "on_subcall_error": on_subcall_error,
+                "subcall_timeout": subcall_timeout,
+            },
+        )
         self._context = context
         self._model = None if lm is None else Router(client_spec(lm))
         self._tools = HostTools(custom_tools)
-        self._width = max_concurrent_requests
-        self._raise_errors = on_subcall_error == "raise"
+        self._width = limits.max_concurrent_requests
+        self._timeout = limits.subcall_timeout
+        self._raise_errors = limits.on_subcall_error == "raise"
         self._stack: AsyncExitStack | None = None
         self._session: Session | None = None
         self._services: _Asking | None = None
@@ -85,7 +92,7 @@ class Repl:
             raise RuntimeError("a Repl can be entered once")
         async with AsyncExitStack() as stack:
             scope = await stack.enter_async_context(ResourceScope())
-            self._services = _Asking(self._model, scope, self._width)
+            self._services = _Asking(self._model, scope, self._width, self._timeout)
             session = Session(
                 self._environment,
                 scope,
@@ -110,13 +117,13 @@ class Repl:
         return None if stack is None else await stack.__aexit__(kind, error, traceback)
 
     async def load(self, name: str, value: Any) -> None:
-        """Bind another context, such as "context_1". What it may be and raises: as `context` of the constructor.
+        """Bind another context, such as "context_1". What it may be: as `context` of the constructor.
 
         Raises:
+            ConfigurationError: if the value can't be loaded, or cells have that name for something else.
             SandboxLost: if no worker can be had, or it dies of it.
         """
-        if not name.isidentifier():
-            raise ConfigurationError(f"{name!r} is no Python identifier")
+        check_context_name(name, self._tools)
         await self._opened().load(name, value)
 
     async def execute(self, code: str) -> REPLResult:
@@ -164,12 +171,13 @@ class Repl:
 class _Asking:
     """Services that ask one model, and keep a record of each call."""
 
-    def __init__(self, model: Router | None, scope: ResourceScope, width: int) -> None:
+    def __init__(self, model: Router | None, scope: ResourceScope, width: int, timeout: float | None) -> None:
         self.calls: list[RLMChatCompletion] = []
         """Where records go; another list for each cell."""
         self._model = model
         self._scope = scope
         self._gate = Gate(width)
+        self._timeout = timeout
         self._pacers = Pacers()
         self._ledger = Ledger()
 
@@ -196,19 +204,25 @@ class _Asking:
         return self._ledger.left()
 
     async def _ask(self, call: SubCall, record: RLMChatCompletion) -> str:
+        refuse_schema(call)
         if self._model is None:
             raise LMError("this Repl has no model to ask: give it one as `lm=`", kind="not_found")
         spec: ClientSpec = self._model.sub(1, call.model)
         record.root_model = spec.model
         client = await spec.connect(self._scope.shared)
-        request = LMRequest(messages=prompt_messages(call.prompt))
-        need = Need(model=spec.model, input_bytes=request.input_bytes(), output_cap=None, price=spec.price)
         pacer = self._pacers.of(client)
-        reply = await pacer.send(
-            client, request, gate=self._gate, ledger=self._ledger, need=need, attempts=spec.attempts
-        )
-        record.usage_summary = _usage(spec.model, reply)
-        return reply_text(reply)
+
+        async def send(request: LMRequest) -> LMReply:
+            size = fitting_bytes(spec, request)
+            need = Need(model=spec.model, input_bytes=size, output_cap=None, price=spec.price)
+            reply = await pacer.send(
+                client, request, gate=self._gate, ledger=self._ledger, need=need, attempts=spec.attempts
+            )
+            record.usage_summary = _usage(spec.model, reply)
+            return reply
+
+        text = await subcall_reply(spec, call, send, seconds=self._timeout)
+        return text
 
 
 def _usage(model: str, reply: LMReply) -> UsageSummary:

@@ -7,17 +7,15 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import anyio
 from msgspec import Struct
 
 from ..errors import LimitError, LMError
 from ..events import SubcallFinished, SubcallStarted
-from ..lm.base import LMReply, LMRequest, Message
+from ..lm.base import LMReply, LMRequest
 from ..lm.clients import ClientSpec
-from ..lm.pacing import reply_text
 from ..repl.broker import describe_error, innermost
 from ..repl.session import SubCall
-from .plain import strip_thinking
+from .asking import refuse_schema, subcall_reply
 from .tree import Tree
 
 PREVIEW = 80
@@ -58,21 +56,17 @@ class RunServices:
         return await self._observed(call, lambda: self._tree.router.root(call.model), self._child)
 
     async def _ask(self, call: SubCall, spec: ClientSpec, record: _Record) -> str:
-        _refuse_schema(call)
+        refuse_schema(call)
         self._count()
-        request = LMRequest(messages=prompt_messages(call.prompt), sampling_args={})
-        seconds = self._tree.limits.subcall_timeout
-        with anyio.move_on_after(seconds):
+
+        async def send(request: LMRequest) -> LMReply:
             record.reply = await self._tree.ask(spec, request, run_id=self._run_id)
-        if record.reply is None:
-            raise LMError(f"no reply within {seconds:g} s (subcall_timeout)", kind="timeout", retryable=True)
-        text = strip_thinking(reply_text(record.reply))
-        if not text.strip():
-            raise LMError(f"model {spec.model!r} gave thoughts and no text", kind="empty", retryable=True)
-        return text
+            return record.reply
+
+        return await subcall_reply(spec, call, send, seconds=self._tree.limits.subcall_timeout)
 
     async def _child(self, call: SubCall, spec: ClientSpec, record: _Record) -> str:
-        _refuse_schema(call)
+        refuse_schema(call)
         gate = self._tree.child_gate(self._depth + 1)
         await gate.acquire()
         try:
@@ -157,15 +151,3 @@ def _routed(route: Callable[[], ClientSpec]) -> ClientSpec | LMError:
         return route()
     except LMError as error:
         return error
-
-
-def prompt_messages(prompt: str | list[dict[str, Any]]) -> tuple[Message, ...]:
-    """The messages that a sub-call's prompt stands for: a text is one message of the user."""
-    if isinstance(prompt, str):
-        return (Message("user", prompt),)
-    return tuple(Message(str(m.get("role", "user")), str(m.get("content", ""))) for m in prompt)
-
-
-def _refuse_schema(call: SubCall) -> None:
-    if call.schema is not None:
-        raise LMError("schema= is not supported yet; ask for JSON in the prompt and parse it", kind="bad_request")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal
+from numbers import Integral, Real
+from typing import Any, Final, Literal, cast, get_args
 
 import msgspec
 from msgspec import Struct
@@ -68,44 +68,56 @@ class Limits(Struct, frozen=True, kw_only=True):
     subcall_timeout: float | None = DEFAULT_SUBCALL_TIMEOUT
 
 
-_AT_LEAST: Mapping[str, float] = {
-    "max_depth": 0,
-    "max_iterations": 1,
-    "max_budget": 0,
-    "max_timeout": 0,
-    "max_tokens": 0,
-    "max_errors": 1,
-    "max_subcalls": 0,
-    "max_concurrent_subcalls": 1,
-    "max_concurrent_requests": 1,
-    "subcall_timeout": 0,
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "limits": get_args(LimitsMode),
+    "on_limit": get_args(OnLimit),
+    "on_subcall_error": get_args(OnSubcallError),
 }
+_SECONDS_OR_USD = frozenset({"max_budget", "max_timeout", "subcall_timeout"})
+"""The limits that may have a fraction; the others count."""
+_AT_LEAST_ONE = frozenset({"max_iterations", "max_errors", "max_concurrent_subcalls", "max_concurrent_requests"})
+_NEVER_NONE = frozenset({"max_depth", "max_iterations", "max_concurrent_subcalls", "max_concurrent_requests"})
 
 
 def checked_limits(base: Limits, given: Mapping[str, Any]) -> Limits:
     """`base` with what was `given`, every value checked.
 
     Raises:
-        ConfigurationError: naming the parameter, what it got and what it takes.
+        ConfigurationError: naming the parameter, what it takes and what it got.
     """
     known = Limits.__struct_fields__
+    checked: dict[str, Any] = {}
     for name, value in given.items():
         if name not in known:
             raise ConfigurationError(f"unknown limit {name!r}; known are: {', '.join(known)}")
-        least = _AT_LEAST.get(name)
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if least is not None and is_number and (math.isnan(value) or value < least):
-            raise ConfigurationError(f"{name}={value!r}: must be {least:g} or more")
-    try:
-        return msgspec.convert({**msgspec.to_builtins(base), **given}, Limits)
-    except msgspec.ValidationError as error:
-        raise ConfigurationError(f"wrong limit: {_spelled(error)}") from None
+        checked[name] = _checked_choice(name, value) if name in _CHOICES else _checked_number(name, value)
+    return msgspec.structs.replace(base, **checked)
 
 
-def _spelled(error: msgspec.ValidationError) -> str:
-    """`Expected int, got str - at $.max_depth` → `max_depth: expected int, got str`."""
-    what, _, where = str(error).partition(" - at `$.")
-    return f"{where.rstrip('`')}: {what[:1].lower()}{what[1:]}" if where else what
+def _checked_choice(name: str, value: Any) -> Any:
+    if not isinstance(value, str) or value not in _CHOICES[name]:
+        known = " or ".join(f'"{choice}"' for choice in _CHOICES[name])
+        raise ConfigurationError(f"{name} must be {known}, not {_shown(value)}")
+    return value
+
+
+def _checked_number(name: str, value: Any) -> Any:
+    counts, least = name not in _SECONDS_OR_USD, 1 if name in _AT_LEAST_ONE else 0
+    if value is None and name not in _NEVER_NONE:
+        return None
+    if isinstance(value, Real) and value is not True and value is not False:
+        number = cast("Any", value)  # numpy's, too
+        if number >= least and (not counts or isinstance(value, Integral) or float(number).is_integer()):
+            return int(number) if counts else float(number)
+    form = f"{'a whole number' if counts else 'a number'}, {least} or more{'' if name in _NEVER_NONE else ', or None'}"
+    raise ConfigurationError(f"{name} must be {form}, not {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    """A wrong value in a message: what is neither a number nor short may be anything, a key among them."""
+    if isinstance(value, (bool, int, float)) or (isinstance(value, str) and len(value) <= 16):
+        return repr(value)
+    return f"a value of type {type(value).__name__}"
 
 
 class Callbacks(Struct, frozen=True, kw_only=True):

@@ -18,11 +18,8 @@ from ..lm.clients import ClientSpec
 from ..lm.pacing import Gate, Pacer, Pacers
 from ..observe.log import get_logger
 from ..repl.scope import ResourceScope
+from .asking import fitting_bytes
 from .call import Call, Watching
-
-BYTES_PER_TOKEN = 4
-"""English text in today's tokenisers: what a prompt's size is estimated with when it is held against a window. Low on
-purpose: only what is surely too long is refused before it is sent."""
 
 
 class Tree:
@@ -143,13 +140,7 @@ class Tree:
             LMError: if the model could not be asked; kind "too_long" before anything is sent.
         """
         client, pacer = await self._client(spec)
-        size = request.input_bytes()
-        if spec.window is not None and size // BYTES_PER_TOKEN > spec.window:
-            raise LMError(
-                f"the prompt is too long for model {spec.model!r}: about {size // BYTES_PER_TOKEN:,} tokens "
-                f"({size:,} bytes), its window is {spec.window:,} tokens; ask about smaller pieces",
-                kind="too_long",
-            )
+        size = fitting_bytes(spec, request)
         need = Need(
             model=spec.model,
             input_bytes=size,

@@ -74,7 +74,7 @@ def origin_of(base_url: str) -> Origin:
 
 
 def _shown(base_url: str) -> str:
-    return base_url.rpartition("@")[2][:100]
+    return base_url.rpartition("@")[2].partition("?")[0].partition("#")[0][:100]
 
 
 def is_openai(origin: Origin) -> bool:

@@ -48,6 +48,21 @@ _SUFFIXES = (
     ("s", ""), ("e", ""),
 )  # fmt: skip
 
+_VERBS = (
+    "become became|begin began begun|bite bit bitten|blow blew blown|break broke broken|bring brought|build built|"
+    "burn burnt|buy bought|catch caught|choose chose chosen|come came|deal dealt|dig dug|draw drew drawn|"
+    "drink drank drunk|drive drove driven|eat ate eaten|fall fell fallen|feed fed|feel felt|fight fought|find found|"
+    "fly flew flown|forget forgot forgotten|freeze froze frozen|go went gone|grow grew grown|hang hung|hear heard|"
+    "hide hid hidden|hold held|keep kept|know knew known|lead led|leave left|lend lent|lose lost|meet met|pay paid|"
+    "ride rode ridden|ring rang rung|rise rose risen|run ran|see saw seen|sell sold|send sent|shake shook shaken|"
+    "shine shone|shoot shot|sing sang sung|sink sank sunk|sit sat|sleep slept|speak spoke spoken|spend spent|"
+    "stand stood|steal stole stolen|strike struck|swear swore sworn|swim swam swum|take took taken|teach taught|"
+    "tear tore torn|think thought|throw threw thrown|understand understood|wake woke woken|wear wore worn|win won|"
+    "write wrote written"
+)
+_IRREGULAR = {form: verb.split()[0] for verb in _VERBS.split("|") for form in verb.split()[1:]}
+"""A question says "did … sit", its answer "sat"."""
+
 _NUMBER = re.compile(r"\d")
 _KINDS = (
     (
@@ -78,6 +93,7 @@ class Found(Struct, frozen=True):
 
 def stem(word: str) -> str:
     """A crude stem: the same for most forms of one word."""
+    word = _IRREGULAR.get(word, word)
     for ending, instead in _SUFFIXES:
         if word.endswith(ending) and len(word) - len(ending) >= 3 and not word.endswith("ss"):
             word = word[: -len(ending)] + instead
@@ -159,8 +175,10 @@ def read(question: str, passage: str, *, most: int = 3) -> Found:
         return Found([], 0.0)
     stemmed = [stems.of(text) for text in texts]
     held = [asked.terms.keys() & words for words in map(frozenset, stemmed)]
-    in_sentences = Counter(term for terms in held for term in terms)
-    weight = {term: w * (0.4 + math.log(1 + len(texts) / (1 + in_sentences[term]))) for term, w in asked.terms.items()}
+    # A sentence said many times is one sentence: else it would make its own words common, and so worth nothing.
+    once = dict(zip(texts, held, strict=True))
+    in_sentences = Counter(term for terms in once.values() for term in terms)
+    weight = {term: w * (0.4 + math.log(1 + len(once) / (1 + in_sentences[term]))) for term, w in asked.terms.items()}
     whole = sum(weight.values())
     scores: list[tuple[float, int]] = []
     nothing: set[str] = set()

@@ -111,6 +111,8 @@ def _connection_settings(backend: str, preset: Preset, kwargs: dict[str, Any]) -
         api_key = checked_key(api_key) if api_key else None
         if api_key is None and needs_key(origin):
             raise missing_key(backend, key_variable_for(origin))
+    if not isinstance(kwargs.get("default_query") or {}, Mapping):
+        raise ConfigurationError("default_query must be a dict")
     timeout = kwargs.pop("timeout", DEFAULT_TIMEOUT)
     if isinstance(timeout, int | float) and not timeout > 0:
         raise ConfigurationError(f"timeout must be a positive number of seconds, not {timeout!r}")

@@ -25,6 +25,7 @@ from ..events import (
     SubcallFinished,
     SubcallStarted,
     ToolCalled,
+    TurnFinished,
     TurnStarted,
 )
 from .text import one_line, printable
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 INTERVAL: Final = 0.2
 """Seconds between two lines about the same thing in progress, at least."""
 
+BRIEF_INTERVAL: Final = 1.0
+"""The same where progress is brief."""
+
 MAX_LINES: Final = 12
 """Lines shown of one cell's code, or of what it printed."""
 
@@ -48,12 +52,15 @@ _STYLES: Final = {"head": "1", "dim": "2", "good": "32", "bad": "31", "warn": "3
 class Progress:
     """A listener that writes what happens in a tree of runs, a line at a time.
 
+    Brief, it writes of the root run only: its turns, how many sub-calls they made, what went wrong, the end.
+
     Text of models and cells is written literally, without its terminal escapes and control characters. Colour is
     used only on a terminal, and not where `NO_COLOR` is set. Writing never blocks the event loop (lines wait while
     the reader of a pipe does not read) and never fails a run (a closed stream ends the writing).
 
     Args:
         stream: Where to write; None for standard error, as it is at the time of writing.
+        brief: Leave out what models reply, code, what cells print, and children.
         colour: True or False to force it.
         clock: Seconds, monotonic; for tests.
     """
@@ -62,10 +69,13 @@ class Progress:
         self,
         stream: TextIO | None = None,
         *,
+        brief: bool = False,
         colour: bool | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._lines = _Lines(stream)
+        self._brief = brief
+        self._interval = BRIEF_INTERVAL if brief else INTERVAL
         self._colour = self._lines.wants_colour() if colour is None else colour
         self._clock = clock
         self._runs: dict[str, _Run] = {}
@@ -85,11 +95,14 @@ class Progress:
             ListenerFailed: self._listener_failed,
             RunFinished: self._run_finished,
         }
+        if brief:
+            self._handlers |= {TurnFinished: self._turn_finished, CellStarted: self._cell_counted}
+            del self._handlers[ModelReplied]
 
     def __call__(self, event: Event) -> None:
         """Take one event; write a line if it is worth one."""
         handler = self._handlers.get(type(event))
-        if handler is not None:
+        if handler is not None and not (self._brief and event.depth):
             handler(event)
         self._lines.flush()
 
@@ -132,19 +145,17 @@ class Progress:
         self._say(event, f"{what} {event.run_id[:8]}: {models}; context: {size}", "head")
         if event.root_prompt:
             self._say(event, f"  question: {event.root_prompt}")
-        if event.in_force:
-            self._say(event, f"  environment: {event.environment}; {_isolation(event.in_force)}", "dim")
 
     def _sandbox_opened(self, event: SandboxOpened) -> None:
         text = f"  environment: {event.environment}, ready in {event.seconds * 1000:.0f} ms"
-        self._say(event, f"{text}; {_isolation(event.in_force)}", "dim")
+        self._say(event, f"{text}; {_isolation(event.in_force, brief=self._brief)}", "dim")
 
     def _sandbox_died(self, event: SandboxDied) -> None:
         then = "; a fresh one took its place, its variables are gone" if event.replaced else ""
         self._say(event, f"  worker lost: {event.reason}{then}", "bad")
 
     def _turn_started(self, event: TurnStarted) -> None:
-        self._of(event).turns = event.turn
+        self._of(event).begin_turn(event.turn)
         self._say(event, f"  turn {event.turn}/{event.max_turns}", "head")
 
     def _model_replied(self, event: ModelReplied) -> None:
@@ -159,8 +170,24 @@ class Progress:
         self._say(event, f"  cell {event.cell}, {count} line{'s' if count != 1 else ''}")
         self._quote(event, event.code, "|")
 
+    def _cell_counted(self, event: CellStarted) -> None:
+        self._of(event).begin_cell()
+
+    def _turn_finished(self, event: TurnFinished) -> None:
+        run = self._of(event)
+        cells = f"{run.cells} cell{'s' if run.cells != 1 else ''}"
+        failed = f" ({run.turn_failed:,} failed)" if run.turn_failed else ""
+        calls = f", {run.turn_calls:,} sub-call{'s' if run.turn_calls != 1 else ''}{failed}" if run.turn_calls else ""
+        self._say(event, f"    {cells}{calls}, {event.seconds:.2f} s")
+
     def _cell_finished(self, event: CellFinished) -> None:
         run = self._of(event)
+        run.turn_calls += event.subcalls
+        run.turn_failed += event.failed_subcalls
+        if self._brief:
+            if event.error is not None:
+                self._say(event, f"    cell {event.cell} failed: {_last_line(event.error)}", "bad")
+            return
         if run.unsaid:
             self._subcalls_line(event, run)
         if event.stdout.strip():
@@ -193,7 +220,7 @@ class Progress:
         if run.said_at is None:
             # The first ones of a burst come together; a line at once would only say "1 of 1".
             run.said_at = now
-        elif now - run.said_at >= INTERVAL:
+        elif now - run.said_at >= self._interval:
             run.said_at = now
             self._subcalls_line(event, run)
 
@@ -211,7 +238,7 @@ class Progress:
         run = self._of(event)
         run.waits += 1
         now = self._clock()
-        if run.wait_said_at is None or now - run.wait_said_at >= INTERVAL:
+        if run.wait_said_at is None or now - run.wait_said_at >= self._interval:
             run.wait_said_at = now
             times = f" ({run.waits:,} waits so far)" if run.waits > 1 else ""
             text = f"    {event.model}: {event.reason}; attempt {event.attempt + 1} in {event.delay:.1f} s{times}"
@@ -231,7 +258,7 @@ class Progress:
         if event.error is not None:
             self._say(event, f"{event.stop_reason}: {event.error} ({totals})", "bad")
             return
-        if event.response is not None:
+        if event.response is not None and not self._brief:
             self._say(event, f"  answer: {event.response}", "good")
         self._say(event, f"stopped by {event.stop_reason} ({totals})", "head")
 
@@ -239,6 +266,10 @@ class Progress:
 @dataclass(slots=True)
 class _Run:
     turns: int = 0
+    cells: int = 0
+    """Of this turn, as the next two."""
+    turn_calls: int = 0
+    turn_failed: int = 0
     started: int = 0
     finished: int = 0
     failed: int = 0
@@ -247,7 +278,12 @@ class _Run:
     waits: int = 0
     wait_said_at: float | None = None
 
+    def begin_turn(self, turn: int) -> None:
+        self.turns = turn
+        self.cells = self.turn_calls = self.turn_failed = 0
+
     def begin_cell(self) -> None:
+        self.cells += 1
         self.started -= self.finished
         self.finished = self.failed = 0
         self.said_at = None
@@ -308,11 +344,13 @@ def _encodable(line: str, stream: TextIO) -> str:
     return line.encode(encoding, "backslashreplace").decode(encoding)
 
 
-def _isolation(in_force: dict[str, Any]) -> str:
+def _isolation(in_force: dict[str, Any], *, brief: bool) -> str:
     held = [name for name, holder in in_force.items() if holder]
     open_ = [name for name, holder in in_force.items() if not holder]
     if not held:
         return "no isolation"
+    if brief and not open_:
+        return f"isolation: all {len(held)} rows hold"
     return f"isolation: {', '.join(held)}" + (f"; not in force: {', '.join(open_)}" if open_ else "")
 
 

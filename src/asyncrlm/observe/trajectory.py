@@ -14,6 +14,7 @@ from ..events import (
     ModelReplied,
     RunFinished,
     RunStarted,
+    SandboxOpened,
     SubcallFinished,
     TurnFinished,
     TurnStarted,
@@ -78,6 +79,8 @@ class Trajectory:
         if run is None:
             return
         match event:
+            case SandboxOpened():
+                run.run_metadata["in_force"] = plain(event.in_force)
             case TurnStarted():
                 run.iteration(event.turn, event.time)
             case ModelReplied():
@@ -125,7 +128,7 @@ def _run_metadata(event: RunStarted) -> dict[str, Any]:
             "max_depth": event.max_depth,
             "max_iterations": event.max_iterations,
             "environment_type": event.environment,
-            "in_force": event.in_force,
+            "in_force": {},
             "limits": event.limits,
             "prompt_type": event.prompt_type,
             "prompt_size": event.prompt_size,

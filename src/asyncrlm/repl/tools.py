@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import keyword
 import re
+import unicodedata
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -50,11 +51,19 @@ class ToolFailure(Exception):
 class HostTools:
     """`custom_tools`, checked: name → value, or name → {"tool": value, "description": str}.
 
+    `argument` is what the caller knows them by, for messages.
+
     Raises:
-        ConfigurationError: if a name is reserved or no identifier, or a description is no str; the message names it.
+        ConfigurationError: if they are no dict, a name is reserved or no identifier, or a description is no str; the
+            message names it.
     """
 
-    def __init__(self, custom_tools: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, custom_tools: Mapping[str, Any] | None = None, argument: str = "custom_tools") -> None:
+        if custom_tools is not None and not isinstance(cast("object", custom_tools), Mapping):
+            raise ConfigurationError(
+                f'{argument} must be a dict of names and values or callables, such as {{"look_up": look_up}}, '
+                f"not {type(custom_tools).__name__}"
+            )
         self.values: dict[str, Any] = {}
         """Name → plain value, loaded into each worker."""
         self._callables: dict[str, Callable[..., Any]] = {}
@@ -117,18 +126,49 @@ class HostTools:
 
 
 def check_name(name: Any) -> None:
-    """Whether a caller may bind `name` in cells.
+    """Whether a caller may give a tool this name.
 
     Raises:
         ConfigurationError: if not; the message names it.
     """
-    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
-        raise ConfigurationError(f"custom_tools: {name!r} is no Python identifier")
-    if name in RESERVED_NAMES or _NUMBERED.fullmatch(name) or name.startswith("__"):
-        reserved = ", ".join(sorted(RESERVED_NAMES))
-        raise ConfigurationError(
-            f"custom_tools: the name {name!r} is reserved; choose another than {reserved}, context_N, history_N or __*"
-        )
+    _check_identifier("custom_tools", name)
+    if _NUMBERED.fullmatch(name):
+        raise _reserved("custom_tools", name, RESERVED_NAMES)
+    _refuse_reserved("custom_tools", name, RESERVED_NAMES)
+
+
+def check_context_name(name: Any, tools: HostTools) -> None:
+    """Whether a caller may bind a context under this name: `context`, `history`, either numbered, or one of their own.
+
+    Raises:
+        ConfigurationError: if not; the message says why.
+    """
+    _check_identifier("load", name)
+    _refuse_reserved("load", name, RESERVED_NAMES - {"context", "history"})
+    if name in tools.names or name in tools.values:
+        raise ConfigurationError(f"load: the name {name!r} is that of one of the custom_tools; choose another")
+
+
+def _check_identifier(what: str, name: Any) -> None:
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ConfigurationError(f"{what}: {name!r} is no Python identifier")
+    if keyword.iskeyword(name):
+        raise ConfigurationError(f"{what}: {name!r} is a keyword of Python: no variable can have that name")
+    normal = unicodedata.normalize("NFKC", name)
+    if name != normal:
+        raise ConfigurationError(f"{what}: Python reads the name {name!r} as {normal!r}; spell it so")
+
+
+def _refuse_reserved(what: str, name: str, reserved: frozenset[str]) -> None:
+    if name in reserved or name.startswith("__"):
+        raise _reserved(what, name, reserved)
+
+
+def _reserved(what: str, name: str, reserved: frozenset[str]) -> ConfigurationError:
+    numbered = ", context_N, history_N" if "context" in reserved else ""
+    return ConfigurationError(
+        f"{what}: the name {name!r} is reserved; choose another than {', '.join(sorted(reserved))}{numbered} or __*"
+    )
 
 
 def _split_entry(name: str, entry: Any) -> tuple[Any, str]:
