@@ -22,7 +22,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from .types import UsageSummary
+    from .types import RateHints, UsageSummary
 
 LMErrorKind = Literal[
     "authentication",
@@ -161,6 +161,7 @@ class LMError(RLMError):
         retryable: Whether the same request may succeed later.
         retry_after: Seconds the server asked to wait, where it did.
         charged: Whether the failed request may have been paid for: it was sent, and the reply was lost.
+        rate: What the provider said of its rate limits, where it did.
     """
 
     def __init__(
@@ -172,6 +173,7 @@ class LMError(RLMError):
         retryable: bool = False,
         retry_after: float | None = None,
         charged: bool = False,
+        rate: RateHints | None = None,
         **details: Any,
     ) -> None:
         super().__init__(message, **details)
@@ -180,3 +182,4 @@ class LMError(RLMError):
         self.retryable = retryable
         self.retry_after = retry_after
         self.charged = charged
+        self.rate = rate

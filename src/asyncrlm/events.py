@@ -74,6 +74,8 @@ class ModelReplied(Event, frozen=True, kw_only=True):
     finish_reason: str | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
+    waited: float = 0.0
+    """Seconds of `seconds` before the request was sent: for its turn, a rate limit, the ledger, between attempts."""
     seconds: float = 0.0
 
 
@@ -121,6 +123,8 @@ class SubcallFinished(Event, frozen=True, kw_only=True):
     input_tokens: int | None = None
     output_tokens: int | None = None
     cost: float | None = None
+    waited: float = 0.0
+    """As in `ModelReplied`."""
     seconds: float = 0.0
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..environments import environment as make_environment
 from ..errors import ConfigurationError
+from ..lm.pacing import Pacer
 from ..lm.routing import Router
 from ..repl.tools import HostTools
 from .prompts import DEFAULT_PROMPTS
@@ -53,6 +54,8 @@ def configure(*, unknown: Mapping[str, Any], **given: Any) -> Configuration:
         callbacks=_callbacks(given),
         logger=_logger(given["logger"]),
         verbose=bool(given["verbose"]),
+        pacer=_pacer(given["pacer"], router),
+        tenant=checked_tenant(given["tenant"]),
     )
     refuse_unknown_prices(configuration, limits)
     return configuration
@@ -104,6 +107,24 @@ def _callbacks(given: Mapping[str, Any]) -> Callbacks:
         if given[name] is not None and not callable(given[name]):
             raise ConfigurationError(f"{name} must be a function or a coroutine function, got {given[name]!r}")
     return Callbacks(**{name: given[name] for name in names})
+
+
+def _pacer(pacer: Any, router: Router) -> Pacer | Mapping[str, Pacer] | None:
+    if pacer is None or isinstance(pacer, Pacer):
+        return pacer
+    given = _mapping("pacer", pacer) if isinstance(pacer, Mapping) else {"": None}
+    if not all(isinstance(each, Pacer) for each in given.values()):
+        raise ConfigurationError("pacer must be a Pacer, or a dict of model name → Pacer")
+    for name in given:
+        if name not in router.names:
+            raise ConfigurationError(f"pacer names the model {name!r}; known: {', '.join(router.names)}")
+    return given
+
+
+def checked_tenant(tenant: Any) -> str | None:
+    if tenant is not None and not isinstance(tenant, str):
+        raise ConfigurationError(f"tenant must be a str, got {type(tenant).__name__}")
+    return tenant
 
 
 def _logger(logger: Any) -> Any:

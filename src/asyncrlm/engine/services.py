@@ -131,6 +131,7 @@ class RunServices:
                         input_tokens=usage.input_tokens if usage else None,
                         output_tokens=usage.output_tokens if usage else None,
                         cost=usage.cost if usage else None,
+                        waited=reply.waited if reply else 0.0,
                         seconds=seconds,
                     )
                 )

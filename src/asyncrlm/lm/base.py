@@ -7,6 +7,8 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from ..types import RateHints
+
 
 class Message(Struct, frozen=True):
     """One message of a conversation; encodes as the OpenAI chat form."""
@@ -50,6 +52,11 @@ class LMReply(Struct, frozen=True, kw_only=True):
     usage: LMUsage = LMUsage()
     model: str | None = None
     """The name the provider answered with, where it did."""
+    rate: RateHints | None = None
+    """What the provider said of its rate limits, where it did: clients fill it in, the pacer reads it."""
+    waited: float = 0.0
+    """Seconds the request waited before it was sent: for its turn, for a rate limit, for the ledger, between attempts.
+    The engine's to fill in."""
 
 
 class LMClient(ABC):
