@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from asyncrlm.errors import BudgetExceededError, LMError
 from asyncrlm.ledger import Ledger, Need, Price
 from asyncrlm.lm.base import LMReply, LMRequest, LMUsage, Message
-from asyncrlm.lm.pacing import MAX_BACKOFF, Gate, Pacer, Pacers, backoff
+from asyncrlm.lm.pacing import Gate, Pacer
 from asyncrlm.testing import ScriptedLM
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def test_no_interleaving_of_cancellations_loses_a_permit_or_grants_one_too_many(
 
 async def send(lm: ScriptedLM, ledger: Ledger, *, gate: Gate | None = None, **changes: Any) -> LMReply:
     arguments = {"gate": gate or Gate(4), "ledger": ledger, "need": need()} | changes
-    return await Pacer("account").send(lm, REQUEST, **arguments)
+    return await Pacer().send(lm, REQUEST, **arguments)
 
 
 async def test_one_attempt_is_settled_with_what_the_reply_said() -> None:
@@ -186,7 +186,7 @@ async def test_what_may_pass_is_tried_again_and_costs_once() -> None:
 
 
 async def test_back_off_holds_the_reservation_but_no_permit() -> None:
-    ledger, gate, pacer = Ledger(max_budget=1.0), Gate(1), Pacer("account")
+    ledger, gate, pacer = Ledger(max_budget=1.0), Gate(1), Pacer()
     lm = ScriptedLM([fault(retry_after=60.0)])
     with anyio.CancelScope() as scope:
         async with anyio.create_task_group() as tasks:
@@ -196,7 +196,7 @@ async def test_back_off_holds_the_reservation_but_no_permit() -> None:
 
             async def look_around() -> None:
                 await settled(lambda: gate.in_flight == 0)
-                assert pacer.gate.in_flight == 0
+                assert pacer.in_flight == 0
                 assert ledger.left()["money"] < 1.0
                 scope.cancel()
 
@@ -253,7 +253,7 @@ async def test_whatever_a_client_raises_settles_and_frees(error: BaseException) 
 
 async def test_without_room_it_gives_its_permit_back_and_waits_for_the_ledger() -> None:
     # Money for one reservation only; a second account's request must pass the gate meanwhile.
-    ledger, gate, pacer = Ledger(max_budget=450e-6, mode="hard"), Gate(2), Pacer("a")
+    ledger, gate, pacer = Ledger(max_budget=450e-6, mode="hard"), Gate(2), Pacer()
     release = anyio.Event()
 
     async def slow(request: LMRequest) -> LMReply:
@@ -284,7 +284,7 @@ async def test_the_hard_cap_goes_with_the_request_unless_it_has_a_lower_one() ->
     ledger = Ledger(max_tokens=100_000, mode="hard")
     lm = ScriptedLM([good(), good()])
     await send(lm, ledger, need=need(output_cap=None))
-    await Pacer("a").send(
+    await Pacer().send(
         lm,
         LMRequest(messages=REQUEST.messages, output_cap=7),
         gate=Gate(1),
@@ -297,7 +297,7 @@ async def test_the_hard_cap_goes_with_the_request_unless_it_has_a_lower_one() ->
 
 
 async def test_both_gates_hold() -> None:
-    pacer, ledger = Pacer("a", width=3), Ledger()
+    pacer, ledger = Pacer(max_concurrent=3), Ledger()
     lm = ScriptedLM(lambda request: "x", latency=0.001)
 
     async def one(gate: Gate) -> None:
@@ -308,12 +308,12 @@ async def test_both_gates_hold() -> None:
         for number in range(20):
             tasks.start_soon(one, trees[number % 2])
     assert lm.max_in_flight == 3
-    assert [gate.in_flight for gate in (*trees, pacer.gate)] == [0, 0, 0]
+    assert [gate.in_flight for gate in (*trees, pacer)] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("events", range(14))
 async def test_cancelled_anywhere_nothing_leaks_and_nothing_is_sent_afterwards(events: int) -> None:
-    gate, ledger, pacer = Gate(1), Ledger(max_budget=1.0, mode="hard"), Pacer("a", width=1)
+    gate, ledger, pacer = Gate(1), Ledger(max_budget=1.0, mode="hard"), Pacer(max_concurrent=1)
 
     async def answer(request: LMRequest) -> LMReply:
         for _ in range(3):
@@ -345,42 +345,15 @@ async def test_cancelled_anywhere_nothing_leaks_and_nothing_is_sent_afterwards(e
         for _ in range(5):
             await anyio.lowlevel.checkpoint()
     assert len(lm.calls) == sent
-    assert (gate.in_flight, gate.waiting, pacer.gate.in_flight, pacer.gate.waiting) == (0, 0, 0, 0)
+    assert (gate.in_flight, gate.waiting, pacer.in_flight, pacer.waiting) == (0, 0, 0, 0)
     assert ledger.left()["money"] == pytest.approx(1.0 - ledger.spent)
     assert "0 in flight" in repr(ledger)
 
 
 async def test_cancelled_while_waiting_for_the_accounts_gate_gives_the_trees_back() -> None:
-    gate, pacer, ledger = Gate(1), Pacer("a", width=1), Ledger()
-    assert pacer.gate.acquire_nowait()
+    gate, pacer, ledger = Gate(1), Pacer(max_concurrent=1), Ledger()
+    assert pacer.enter_nowait(0) is not None
     with anyio.move_on_after(0.01) as scope:
         await pacer.send(ScriptedLM([good()]), REQUEST, gate=gate, ledger=ledger, need=need())
     assert scope.cancelled_caught
-    assert (gate.in_flight, pacer.gate.waiting) == (0, 0)
-
-
-async def test_one_pacer_for_each_account() -> None:
-    pacers = Pacers()
-    one, same, other = ScriptedLM([], model="x"), ScriptedLM([], model="x"), ScriptedLM([], model="y")
-    assert pacers.of(one) is pacers.of(same)
-    assert pacers.of(one) is not pacers.of(other)
-    assert "ScriptedLM:x" in repr(pacers.of(one))
-
-
-# --- back-off -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("asked", [0.0, 0.1, 1.0, 60.0, 3_600.0])
-def test_a_retry_after_is_honoured_in_full_with_a_little_on_top(asked: float) -> None:
-    waits = [backoff(1, fault(retry_after=asked)) for _ in range(50)]
-    assert all(asked <= wait <= asked + min(0.25 * asked, 5.0) for wait in waits)
-    assert asked == 0.0 or len(set(waits)) > 1
-
-
-@pytest.mark.parametrize("attempt", [1, 2, 3, 5, 50])
-def test_back_off_grows_is_jittered_and_bounded(attempt: int) -> None:
-    waits = [backoff(attempt, fault(retry_after=None)) for _ in range(200)]
-    bound = min(0.5 * 2 ** (attempt - 1), MAX_BACKOFF)
-    assert all(0.1 <= wait <= bound for wait in waits)
-    assert max(waits) > bound / 2
-    assert len(set(waits)) > 100
+    assert (gate.in_flight, pacer.waiting) == (0, 0)

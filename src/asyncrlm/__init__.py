@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from .lm.base import (
         Message as Message,
     )
+    from .lm.pacing import Pacer as Pacer
     from .observe.jsonl import RLMLogger as RLMLogger
     from .rlm import AsyncRLM as AsyncRLM
     from .sync import RLM as RLM
@@ -100,6 +101,7 @@ _HOMES = {
     "LMReply": "lm.base",
     "LMUsage": "lm.base",
     "Message": "lm.base",
+    "Pacer": "lm.pacing",
     "RLMError": "errors",
     "ConfigurationError": "errors",
     "LimitError": "errors",
@@ -131,6 +133,7 @@ __all__ = [
     "LocalEnvironment",
     "Message",
     "ModelUsageSummary",
+    "Pacer",
     "ProtocolError",
     "REPLResult",
     "RLMChatCompletion",

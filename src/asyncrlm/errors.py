@@ -22,7 +22,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from .types import UsageSummary
+    from .types import RateHints, UsageSummary
 
 LMErrorKind = Literal[
     "authentication",
@@ -162,6 +162,7 @@ class LMError(RLMError):
         retry_after: Seconds the server asked to wait, where it did.
         charged: Whether the failed request may have been paid for: it was sent, and the reply was lost.
         charged_before: How many earlier tries of the same request, by other models, failed so too.
+        rate: What the provider said of its rate limits, where it did.
     """
 
     def __init__(
@@ -174,6 +175,7 @@ class LMError(RLMError):
         retry_after: float | None = None,
         charged: bool = False,
         charged_before: int = 0,
+        rate: RateHints | None = None,
         **details: Any,
     ) -> None:
         super().__init__(message, **details)
@@ -183,3 +185,4 @@ class LMError(RLMError):
         self.retry_after = retry_after
         self.charged = charged
         self.charged_before = charged_before
+        self.rate = rate

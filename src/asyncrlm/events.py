@@ -77,6 +77,8 @@ class ModelReplied(Event, frozen=True, kw_only=True):
     """The name the provider answered with, where it did; of several fallbacks it says which one answered."""
     input_tokens: int | None = None
     output_tokens: int | None = None
+    waited: float = 0.0
+    """Seconds of `seconds` before the request was sent: for its turn, a rate limit, the ledger, between attempts."""
     seconds: float = 0.0
 
 
@@ -126,6 +128,8 @@ class SubcallFinished(Event, frozen=True, kw_only=True):
     input_tokens: int | None = None
     output_tokens: int | None = None
     cost: float | None = None
+    waited: float = 0.0
+    """As in `ModelReplied`."""
     seconds: float = 0.0
 
 

@@ -28,6 +28,7 @@ from .engine.settings import (
 from .engine.tree import Tree
 from .errors import RLMError
 from .events import Event, Listener
+from .lm.pacing import Pacer
 from .repl.sandbox import Environment
 from .types import RLMChatCompletion
 
@@ -72,6 +73,8 @@ class AsyncRLM:
         on_limit: "raise" the limit's error, or "answer": one last turn from what there is.
         on_subcall_error: "return" a `FailedReply` to the cell or "raise" a `SubcallError` in it.
         subcall_timeout: Seconds one `llm_query` may take, retries included; None for no limit.
+        pacer: Limits of the models' account: a `Pacer`, or model name → `Pacer`. Several `AsyncRLM` may share one.
+        tenant: Runs of one tenant share its turns at an account; without one, each run has turns of its own.
         logger: An `RLMLogger`.
         verbose: Print progress lines on standard error.
         on_subcall_start, on_subcall_complete, on_iteration_start, on_iteration_complete: Callbacks, plain or async.
@@ -112,6 +115,8 @@ class AsyncRLM:
         on_limit: OnLimit = "raise",
         on_subcall_error: OnSubcallError = "return",
         subcall_timeout: float | None = DEFAULT_SUBCALL_TIMEOUT,
+        pacer: Pacer | Mapping[str, Pacer] | None = None,
+        tenant: str | None = None,
         logger: Any = None,
         verbose: bool = False,
         on_subcall_start: Callable[..., Any] | None = None,
@@ -166,7 +171,7 @@ class AsyncRLM:
             prompt: A str, bytes, dict, list, or a `pathlib.Path` to a text file.
             root_prompt: The question.
             tags: Kept with the result and in the log.
-            **overrides: Limits, `sampling_args` or `custom_tools` for this call alone.
+            **overrides: Limits, `sampling_args`, `custom_tools` or `tenant` for this call alone.
 
         Raises:
             ConfigurationError: if the call itself is wrong.

@@ -48,6 +48,18 @@ class _Record(Struct, kw_only=True):
         return msgspec.convert(data, cls, strict=False)
 
 
+class RateHints(Struct, frozen=True, kw_only=True):
+    """What a provider said of its own rate limits, as it stood after one request. None: it did not say."""
+
+    requests_left: int | None = None
+    request_limit: int | None = None
+    requests_reset: float | None = None
+    """Seconds until all requests are there again."""
+    tokens_left: int | None = None
+    token_limit: int | None = None
+    tokens_reset: float | None = None
+
+
 class ModelUsageSummary(_Record):
     """What one model was used for in a tree."""
 

@@ -15,7 +15,7 @@ from ..events import Listener
 from ..observe.log import get_logger
 from ..repl.tools import HostTools
 from ..types import UsageSummary
-from .configure import refuse_unknown_prices
+from .configure import checked_tenant, refuse_unknown_prices
 from .settings import Configuration, Limits, checked_limits
 
 
@@ -46,6 +46,7 @@ class Call:
             )
         self.sampling_args: dict[str, Any] = dict(overrides.pop("sampling_args", None) or {})
         """Of this call's root model, on top of those of the configuration."""
+        self.tenant: str | None = checked_tenant(overrides.pop("tenant", None)) or configuration.tenant
         tools = overrides.pop("custom_tools", None)
         if tools is not None:
             given = HostTools(tools)
@@ -53,7 +54,7 @@ class Call:
             configuration = msgspec.structs.replace(
                 configuration, tools=given, sub_tools=given if same else configuration.sub_tools
             )
-        known = (*Limits.__struct_fields__, "sampling_args", "custom_tools")
+        known = (*Limits.__struct_fields__, "sampling_args", "custom_tools", "tenant")
         for name in overrides:
             if name not in known:
                 raise ConfigurationError(f"unknown argument {name!r}; for one call you can give: {', '.join(known)}")

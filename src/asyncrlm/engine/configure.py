@@ -9,6 +9,7 @@ from typing import Any, cast
 from ..environments import Environment
 from ..environments import environment as make_environment
 from ..errors import ConfigurationError
+from ..lm.pacing import Pacer
 from ..lm.routing import Router
 from ..lm.spec import checked_sampling
 from ..repl.tools import HostTools
@@ -57,6 +58,8 @@ def configure(*, unknown: Mapping[str, Any], **given: Any) -> Configuration:
         callbacks=_callbacks(given),
         logger=_logger(given["logger"]),
         verbose=flags["verbose"],
+        pacer=_pacer(given["pacer"], router),
+        tenant=checked_tenant(given["tenant"]),
     )
     refuse_unknown_prices(configuration, limits)
     return configuration
@@ -169,6 +172,25 @@ def _callbacks(given: Mapping[str, Any]) -> Callbacks:
                 f"{name} must be a function or a coroutine function, not {type(given[name]).__name__}"
             )
     return Callbacks(**{name: given[name] for name in names})
+
+
+def _pacer(pacer: object, router: Router) -> Pacer | Mapping[str, Pacer] | None:
+    if pacer is None or isinstance(pacer, Pacer):
+        return pacer
+    given = cast("Mapping[Any, Any]", pacer) if isinstance(pacer, Mapping) else {"": None}
+    pacers = {str(name): each for name, each in given.items() if isinstance(each, Pacer)}
+    if len(pacers) < len(given):
+        raise ConfigurationError("pacer must be a Pacer, or a dict of model name → Pacer")
+    for name in pacers:
+        if name not in router.names:
+            raise ConfigurationError(f"pacer names the model {name!r}; known: {', '.join(router.names)}")
+    return pacers
+
+
+def checked_tenant(tenant: Any) -> str | None:
+    if tenant is not None and not isinstance(tenant, str):
+        raise ConfigurationError(f"tenant must be a str, got {type(tenant).__name__}")
+    return tenant
 
 
 def _logger(logger: Any) -> Any:

@@ -221,8 +221,7 @@ class _Asking:
             record.usage_summary = _usage(spec.model, reply)
             return reply
 
-        text = await subcall_reply(spec, call, send, seconds=self._timeout)
-        return text
+        return await subcall_reply(spec, call, send, seconds=self._timeout)
 
 
 def _usage(model: str, reply: LMReply) -> UsageSummary:

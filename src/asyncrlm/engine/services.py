@@ -129,6 +129,7 @@ class RunServices:
                         input_tokens=reply.usage.input_tokens if reply else None,
                         output_tokens=reply.usage.output_tokens if reply else None,
                         cost=reply.usage.cost if reply else None,
+                        waited=reply.waited if reply else 0.0,
                         seconds=seconds,
                     )
                 )

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from ..errors import ConfigurationError
+from ..lm.pacing import Pacer
 from ..lm.routing import Router
 from ..repl.sandbox import Environment
 from ..repl.tools import HostTools
@@ -148,3 +149,5 @@ class Configuration(Struct, frozen=True, kw_only=True):
     callbacks: Callbacks
     logger: Any
     verbose: bool
+    pacer: Pacer | Mapping[str, Pacer] | None
+    tenant: str | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -35,6 +35,8 @@ class Tree:
         self.sampling_args = call.sampling_args
         self.show_values = watching.keeps_trajectory
         self.router = configuration.router
+        self.flow = (self.run_id if call.tenant is None else ("tenant", call.tenant), self.run_id)
+        """Whose requests these are, where runs take turns at an account."""
         self.gate = Gate(limits.max_concurrent_requests)
         self.started = anyio.current_time()
         self.deadline = self.started + limits.max_timeout if limits.max_timeout is not None else float("inf")
@@ -171,6 +173,8 @@ class Tree:
                 need=need,
                 on_wait=waiting,
                 attempts=spec.attempts,
+                flow=self.flow,
+                deadline=self.deadline,
             )
         except LimitError as error:
             self.meet(error)
@@ -192,11 +196,11 @@ class Tree:
         found = self._clients.get(spec.key)
         if found is None:
             client = await spec.connect(self.scope.shared)
-            pacers = await self.scope.shared("pacers", _open_pacers)
+            pacers = await self.scope.shared("pacers", lambda: _open_pacers(self.configuration.pacer))
             found = self._clients[spec.key] = client, pacers.of(client)
         return found
 
 
 @asynccontextmanager
-async def _open_pacers() -> AsyncGenerator[Pacers]:
-    yield Pacers()
+async def _open_pacers(given: Pacer | Mapping[str, Pacer] | None) -> AsyncGenerator[Pacers]:
+    yield Pacers(given)

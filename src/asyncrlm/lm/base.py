@@ -7,6 +7,8 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from ..types import RateHints
+
 
 class Message(Struct, frozen=True):
     """One message of a conversation; encodes as the OpenAI chat form."""
@@ -52,6 +54,11 @@ class LMReply(Struct, frozen=True, kw_only=True):
     """The name the provider answered with, where it did; of several fallbacks it says which one answered."""
     charged_before: int = 0
     """How many earlier tries of the same request, by other models, failed and may have been paid for."""
+    rate: RateHints | None = None
+    """What the provider said of its rate limits, where it did: clients fill it in, the pacer reads it."""
+    waited: float = 0.0
+    """Seconds the request waited before it was sent: for its turn, for a rate limit, for the ledger, between attempts.
+    The engine's to fill in."""
 
 
 class LMClient(ABC):

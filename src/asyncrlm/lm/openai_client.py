@@ -19,11 +19,14 @@ from msgspec import Struct
 from ..errors import ConfigurationError, LMError
 from .base import LMClient, LMReply, LMRequest
 from .endpoints import checked_key, header_problem, is_ambient, origin_of
+from .limits import open_files_share, rate_hints
 from .replies import error_of_status, parse_completion, whole_text
 
 if TYPE_CHECKING:
     import httpx2
     from openai import AsyncOpenAI
+
+    from ..types import RateHints
 
 ApiKey = str | Callable[[], Awaitable[str]]
 
@@ -116,8 +119,8 @@ class Connection:
         headers: Mapping[str, str | None] | None = None,
         query: Mapping[str, Any] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - one request's own, told apart from the caller's deadline
-    ) -> bytes:
-        """Send one chat completion request and return the body of a successful response.
+    ) -> tuple[bytes, RateHints | None]:
+        """Send one chat completion request; the body of a successful response, and what it says of rate limits.
 
         Raises:
             LMError: for every failure, classified; no secret in its text.
@@ -137,7 +140,7 @@ class Connection:
         except self._faults as fault:
             raise self._classified(fault, self._secrets(sent)) from fault
         if response.status_code == 200:
-            return response.content
+            return response.content, rate_hints(response.headers)
         raise self._refused(response, self._secrets(sent))
 
     async def _own_headers(self, more: Mapping[str, str | None]) -> httpx2.Headers:
@@ -163,6 +166,7 @@ class Connection:
             )
         error = error_of_status(response.status_code, response.headers, response.content)
         error.args = (_redacted(error.args[0], secrets),)
+        error.rate = rate_hints(response.headers)
         return error
 
     def _classified(self, fault: Exception, secrets: tuple[str, ...]) -> LMError:
@@ -259,22 +263,12 @@ async def _fresh_key(give: Callable[[], Awaitable[str]]) -> str:
         raise LMError(said, kind="authentication") from error
 
 
-def _connection_limit() -> int:
-    """As many connections as the process may have open files for, less what its workers and its caller need."""
-    try:
-        import resource  # noqa: PLC0415 - not on every platform
-    except ImportError:
-        return MAX_CONNECTIONS
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(32, min(MAX_CONNECTIONS, soft // 4))
-
-
 def _own_http_client(settings: ConnectionSettings) -> httpx2.AsyncClient:
     import httpx2  # noqa: PLC0415 - loaded with the SDK
     import openai  # noqa: PLC0415 - costs most of a second, paid by those who open a connection
     import sniffio  # noqa: PLC0415 - comes with the SDK
 
-    limit = _connection_limit()
+    limit = open_files_share(MAX_CONNECTIONS)
     timeout = settings.timeout
     if timeout is None or isinstance(timeout, int | float):
         timeout = httpx2.Timeout(None, connect=CONNECT_TIMEOUT)
@@ -353,9 +347,9 @@ class OpenAIClient(LMClient):
         body.update(extra_body)
         if request.output_cap is not None:
             self._cap(body, request.output_cap)
-        return parse_completion(
-            await self._connection.post(_encoded(body), headers=headers, query=query, timeout=timeout)
-        )
+        content, rate = await self._connection.post(_encoded(body), headers=headers, query=query, timeout=timeout)
+        reply = parse_completion(content)
+        return reply if rate is None else msgspec.structs.replace(reply, rate=rate)
 
     def _cap(self, body: dict[str, Any], cap: int) -> None:
         set_names = [name for name in CAP_NAMES if isinstance(body.get(name), int)]

@@ -27,7 +27,7 @@ from .openai_client import (
     fingerprint,
     open_connection,
 )
-from .pacing import DEFAULT_ATTEMPTS
+from .retrying import DEFAULT_ATTEMPTS
 from .spec import OUR_KWARGS, ClientSpec, Shared, price_and_window, refuse_unknown
 
 if TYPE_CHECKING:

@@ -1,33 +1,30 @@
-"""When a request may go: gates, retries with back-off, and the ledger's reserve and settle around each attempt."""
+"""When a request may go: gates, the pace of an account, and the ledger's reserve and settle around each attempt."""
 
 from __future__ import annotations
 
-import random
+import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
 import msgspec
 
-from ..errors import LMError
+from ..errors import ConfigurationError, LMError
+from .fair import NO_FLOW, FairQueue, Flow, Waiter
+from .limits import DEFAULT_ACCOUNT_WIDTH, open_files_share
+from .pace import Pace
+from .retrying import DEFAULT_ATTEMPTS, OnWait
+from .sending import Sending
 
 if TYPE_CHECKING:
-    from ..ledger import Ledger, Need, Reservation
+    from ..ledger import Ledger, Need
     from .base import LMClient, LMReply, LMRequest
+    from .pace import Permit
 
-DEFAULT_ATTEMPTS = 6
-"""How often one request is sent at most, the first time included."""
-
-DEFAULT_ACCOUNT_WIDTH = 2000
-"""Requests of one account in flight at most, over all trees of an engine scope."""
-
-MAX_BACKOFF = 30.0
-"""Seconds of the longest wait of our own choosing. A server's Retry-After may be longer and is honoured."""
-
-OnWait = Callable[[int, float, LMError], None]
-"""Hears of a request that will be sent again: the attempt that failed (from 1), seconds until the next, the error."""
+BURST = 8
+"""Requests of one account that start in one pass of the event loop: a thousand at once would hold it for long."""
 
 
 class Gate:
@@ -92,13 +89,89 @@ class Gate:
 
 
 class Pacer:
-    """Sends the requests of one account on one event loop."""
+    """Paces the requests of one account: how many at once, how many a minute, how many tokens a minute.
 
-    __slots__ = ("account", "gate")
+    Without limits of yours it learns the server's: it reads the rate limits in its replies, stops while a Retry-After
+    says so, narrows when a request is refused for a rate limit and widens again with success. Runs take turns.
 
-    def __init__(self, account: str, *, width: int = DEFAULT_ACCOUNT_WIDTH) -> None:
-        self.account = account
-        self.gate = Gate(width)
+    Every `AsyncRLM` has one of its own for each account and model. Pass `pacer=` to share one among several, to split
+    an account's limits between them, or to set limits. A pacer is used on one event loop at a time.
+
+    Args:
+        max_concurrent: Requests in flight at most. None: as many as the process has files for, at most 2,000.
+        requests_per_minute: Requests started in any minute at most.
+        tokens_per_minute: Tokens in any minute at most, input and output; estimated before a request, then corrected by
+            its reply.
+        name: For messages and `repr`.
+
+    Raises:
+        ConfigurationError: if a limit is not a positive number.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_concurrent: int | None = None,
+        requests_per_minute: int | None = None,
+        tokens_per_minute: int | None = None,
+        name: str = "",
+    ) -> None:
+        given = {
+            "max_concurrent": max_concurrent,
+            "requests_per_minute": requests_per_minute,
+            "tokens_per_minute": tokens_per_minute,
+        }
+        for limit, value in given.items():
+            if value is not None and not (isinstance(value, int) and value > 0):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ConfigurationError(f"{limit} must be a positive whole number or None, not {value!r}")
+        self._given = given
+        self.name = name
+        self._loop: object = None
+        self._begin()
+
+    def _begin(self) -> None:
+        """As new: nothing sent, nothing learnt."""
+        self._queue = FairQueue()
+        self._in_flight = 0
+        self._started = 0
+        """Permits given in this pass of the loop, or since whoever looks after the queue last had a turn."""
+        # Invariant: while anyone waits and there is width, `_leader` is one of those who wait, awake or about to be.
+        self._leader: Waiter | None = None
+        self.pace = Pace(
+            self._given["max_concurrent"] or open_files_share(DEFAULT_ACCOUNT_WIDTH),
+            self._given["requests_per_minute"],
+            self._given["tokens_per_minute"],
+        )
+
+    def bind(self) -> None:
+        """Belong to the running event loop; what was learnt on another one is forgotten.
+
+        Raises:
+            ConfigurationError: if it is in use on another one.
+        """
+        loop = anyio.lowlevel.current_token()
+        if self._loop == loop:
+            return
+        if self._loop is not None:
+            if self._in_flight or self._queue.waiting:
+                raise ConfigurationError("this pacer is in use on another event loop: make one for each")
+            self._begin()
+        self._loop = loop
+
+    @property
+    def in_flight(self) -> int:
+        """Requests sent and not answered yet."""
+        return self._in_flight
+
+    @property
+    def waiting(self) -> int:
+        """Requests waiting for their turn."""
+        return self._queue.waiting
+
+    @property
+    def width(self) -> int:
+        """How many requests may be in flight now."""
+        return self.pace.width
 
     async def send(
         self,
@@ -108,6 +181,8 @@ class Pacer:
         gate: Gate,
         ledger: Ledger,
         need: Need,
+        flow: Flow = NO_FLOW,
+        deadline: float = math.inf,
         on_wait: OnWait | None = None,
         attempts: int = DEFAULT_ATTEMPTS,
     ) -> LMReply:
@@ -116,123 +191,149 @@ class Pacer:
         Args:
             client: Asked once per attempt.
             request: What to ask. In hard mode its `output_cap` is lowered to what the ledger allows.
-            gate: The tree's gate. Held, like the account's, only while a request is in flight.
+            gate: The tree's gate. Held, like the account's permit, only while a request is in flight.
             ledger: The tree's ledger. Every attempt that may have cost something is settled in it, cancelled ones too.
             need: What the request may cost.
+            flow: Whose request it is: runs, and their tenants, take turns.
+            deadline: When the caller's time is up, on the event loop's clock, if that is before the cancel scope's.
             on_wait: Called before each back-off.
             attempts: How often to send at most.
 
         Raises:
-            LMError: of the last attempt.
+            LMError: of the last attempt; without waiting for another that could only come after the deadline.
             LimitError: if the ledger has no room and none can come back.
         """
-        reservation: Reservation | None = None  # Open and idle; `_attempt` settles the one that is in use.
-        attempt = 0
-        outcome: LMReply | LMError | None = None
-        failure: LMError | None = None
+        sending = Sending(self, client, request, gate, ledger, need, flow, deadline)
         try:
-            while True:
-                failure = None
-                await self._enter(gate)
-                try:
-                    if reservation is None:
-                        reservation = ledger.try_reserve(need)
-                    if reservation is not None:
-                        # A task that was cancelled when it was already on its way here must not send.
-                        await anyio.lowlevel.checkpoint_if_cancelled()
-                        attempt += 1
-                        used, reservation = reservation, None
-                        outcome = await _attempt(client, _capped(request, ledger.output_cap(need)), used)
-                        for _ in range(outcome.charged_before):
-                            ledger.charge(need)
-                        if not isinstance(outcome, LMError):
-                            return outcome
-                        failure = outcome
-                        if failure.charged:
-                            used.settle_estimated()
-                        else:
-                            reservation = used
-                finally:
-                    self.gate.release()
-                    gate.release()
-                if failure is None:
-                    reservation = await ledger.reserve(need)
-                elif not failure.retryable or attempt >= attempts:
-                    raise failure
-                else:
-                    delay = backoff(attempt, failure)
-                    if on_wait is not None:
-                        on_wait(attempt, delay, failure)
-                    await anyio.sleep(delay)
+            reply = await sending.send(attempts, on_wait)
         finally:
-            if reservation is not None:
-                reservation.release()
-            # An error's traceback holds this frame: without the circle the request is freed at once.
-            del outcome, failure
+            sending.close()
+        return msgspec.structs.replace(reply, waited=sending.waited) if sending.waited else reply
 
-    async def _enter(self, gate: Gate) -> None:
-        if not gate.acquire_nowait():
-            await gate.acquire()
-        if not self.gate.acquire_nowait():
-            try:
-                await self.gate.acquire()
-            except BaseException:
-                gate.release()
-                raise
+    # ---- permits ----
+
+    def enter_nowait(self, tokens: int) -> Permit | None:
+        """A permit, if one is free and nobody waits for one."""
+        if self._queue.waiting or self._started >= BURST or self._in_flight >= self.pace.width:
+            return None
+        if self.pace.delay(tokens, self._in_flight) > 0:
+            return None
+        return self._permit(tokens)
+
+    async def enter(self, flow: Flow, tokens: int, *, first: bool, deadline: float) -> Permit:
+        """A permit in turn; `first` before the others of the same run.
+
+        Raises:
+            LMError: if the account can't send before `deadline`.
+        """
+        if (delay := self.pace.delay(tokens, self._in_flight)) > 0 and anyio.current_time() + delay > deadline:
+            raise LMError(
+                f"the rate limit of {self.name or 'this account'} leaves no room for another {delay:.0f} s, and there "
+                "is less time than that",
+                kind="rate_limit",
+                retryable=True,
+                retry_after=delay,
+            )
+        waiter = Waiter(tokens)
+        self._queue.push(flow, waiter, first=first)
+        try:
+            while waiter.permit is None:
+                await self._wait(waiter)
+            return waiter.permit
+        except BaseException:
+            if waiter.permit is not None:
+                self.pace.unsent(waiter.permit)
+                self.leave(waiter.permit)
+            else:
+                self._queue.forget(waiter)
+            raise
+        finally:
+            if self._leader is waiter:
+                self._leader = None
+                self._appoint()
+
+    async def _wait(self, waiter: Waiter) -> None:
+        if self._leader is None and self._in_flight < self.pace.width:
+            self._leader = waiter
+        if self._leader is not waiter:
+            await waiter.poked.wait()
+        elif (delay := self.pace.delay(self._queue.head().tokens, self._in_flight)) > 0:
+            with anyio.move_on_after(delay):
+                await waiter.poked.wait()
+        else:
+            await anyio.lowlevel.checkpoint()
+        if waiter.permit is None and waiter.poked.is_set():
+            waiter.poked = anyio.Event()
+        if self._leader is waiter:  # in another pass of the loop than those who got their permits last
+            self._started = 0
+            self._grant()
+            if waiter.permit is None and self._in_flight >= self.pace.width:
+                self._leader = None  # whoever leaves will see to it
+
+    def leave(self, permit: Permit) -> None:
+        """Give a permit back."""
+        self._in_flight -= 1
+        self.pace.closed(permit)
+        if not self._in_flight:
+            self._started = 0
+        if self._queue.waiting:
+            self._grant()
+            self._appoint()
+
+    def _grant(self) -> None:
+        queue = self._queue
+        while queue.waiting and self._started < BURST and self._in_flight < self.pace.width:
+            if self.pace.delay(queue.head().tokens, self._in_flight) > 0:
+                return
+            waiter = queue.pop()
+            waiter.permit = self._permit(waiter.tokens)
+            waiter.poked.set()
+
+    def _appoint(self) -> None:
+        if self._leader is None and self._queue.waiting and self._in_flight < self.pace.width:
+            self._leader = self._queue.head()
+            self._leader.poked.set()
+
+    def _permit(self, tokens: int) -> Permit:
+        self._in_flight += 1
+        self._started += 1
+        return self.pace.permit(tokens)
+
+    def answered(self, permit: Permit, reply: LMReply) -> None:
+        """Learn from a reply; before `leave`."""
+        self.pace.answered(permit, reply, in_flight=self._in_flight, waiting=self._queue.waiting)
+
+    def refused(self, permit: Permit, error: LMError) -> None:
+        """Learn from a failure; before `leave`."""
+        self.pace.refused(permit, error, in_flight=self._in_flight)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _unpickled, (self._given, self.name)
 
     def __repr__(self) -> str:
-        return f"<Pacer {self.account} {self.gate!r}>"
+        name = f" {self.name}" if self.name else ""
+        return f"<Pacer{name} {self._in_flight}/{self.width} in flight, {self.waiting} waiting>"
 
 
 class Pacers:
-    """The pacers of one engine scope, one per account. Belongs to one event loop."""
+    """The pacers of one engine scope: those given, and one for each other account and model."""
 
-    __slots__ = ("_pacers",)
-
-    def __init__(self) -> None:
-        self._pacers: dict[str, Pacer] = {}
+    def __init__(self, given: Pacer | Mapping[str, Pacer] | None = None) -> None:
+        self._given = given
+        self._pacers: dict[Hashable, Pacer] = {}
 
     def of(self, client: LMClient) -> Pacer:
-        """The pacer that every client of this client's account shares."""
-        account = client.account
-        pacer = self._pacers.get(account)
+        """The pacer that every client of this client's account and model shares."""
+        given = self._given if not isinstance(self._given, Mapping) else self._given.get(client.model)
+        if given is not None:
+            given.bind()
+            return given
+        key = (client.account, client.model)
+        pacer = self._pacers.get(key)
         if pacer is None:
-            pacer = self._pacers[account] = Pacer(account)
+            pacer = self._pacers[key] = Pacer(name=f"{client.account} {client.model}")
+            pacer.bind()
         return pacer
-
-
-async def _attempt(client: LMClient, request: LMRequest, reservation: Reservation) -> LMReply | LMError:
-    """One attempt. `reservation` is settled unless an error comes back: then it is still open."""
-    try:
-        reply = await client.acomplete(request)
-    except LMError as error:
-        return error
-    except BaseException:
-        reservation.settle_estimated()
-        raise
-    reservation.settle(reply.usage, cost=reply.usage.cost)
-    return reply
-
-
-def _capped(request: LMRequest, cap: int | None) -> LMRequest:
-    if cap is None or (request.output_cap is not None and request.output_cap <= cap):
-        return request
-    return msgspec.structs.replace(request, output_cap=cap)
-
-
-def backoff(attempt: int, error: LMError) -> float:
-    """Seconds to wait after the attempt of this number (from 1) failed.
-
-    A Retry-After is a lower bound, with a little jitter on top so that those who were refused together don't come back
-    together; without one, a random part of an exponentially growing span.
-    """
-    if error.retry_after is not None:
-        return error.retry_after + random.uniform(0.0, min(0.25 * error.retry_after, 5.0))  # noqa: S311 - not a secret
-    from tenacity import AsyncRetrying, RetryCallState, wait_random_exponential  # noqa: PLC0415 - only failures need it
-
-    state = RetryCallState(AsyncRetrying(), None, (), {})
-    state.attempt_number = attempt
-    return wait_random_exponential(multiplier=0.5, min=0.1, max=MAX_BACKOFF)(state)
 
 
 def reply_text(reply: LMReply) -> str:
@@ -252,3 +353,7 @@ def reply_text(reply: LMReply) -> str:
     else:
         why = f"finish reason: {reply.finish_reason or 'not given'}"
     raise LMError(f"the model's reply is empty ({why})", kind="empty")
+
+
+def _unpickled(given: dict[str, int | None], name: str) -> Pacer:
+    return Pacer(**given, name=name)

@@ -12,7 +12,7 @@ from msgspec import Struct
 from ..errors import ConfigurationError
 from ..ledger import Price
 from . import catalog
-from .pacing import DEFAULT_ATTEMPTS
+from .retrying import DEFAULT_ATTEMPTS
 
 if TYPE_CHECKING:
     from .base import LMClient
