@@ -10,7 +10,7 @@ import pytest
 from asyncrlm import AsyncRLM, LMError, SubcallLimitExceededError, TimeoutExceededError
 from asyncrlm.testing import ScriptedLM
 
-from .helpers import cell, echo, scripted, submit
+from .helpers import cell, echo, scripted, submit, told
 
 pytestmark = pytest.mark.anyio
 
@@ -94,15 +94,18 @@ async def test_with_nothing_to_give_the_limit_is_raised(replies: list[Any]) -> N
     assert error.partial_answer is not None
 
 
-async def test_after_all_turns_an_empty_reply_is_no_answer() -> None:
+async def test_after_all_turns_an_empty_reply_is_an_unfinished_run() -> None:
     settings = {"max_subcalls": None, "max_iterations": 1, "on_limit": "raise"}
     assert await ended(scripted(GUESS + cell("x = 1"), ""), **settings) == ("It is probably 7.", "max_iterations")
-    error = await failed(scripted(cell("x = 1"), ""), LMError, **settings)
-    assert error.kind == "empty"
-    assert "all 1 turns are used up" in str(error)
-    assert "x = 1" in error.partial_answer
+    assert await ended(scripted(cell("x = 1"), ""), **settings) == ("", "max_iterations")
     error = await failed(scripted(cell("x = 1"), LMError("no", kind="authentication")), LMError, **settings)
     assert error.kind == "authentication"
+
+
+async def test_a_child_that_gave_nothing_is_an_error_in_its_cell() -> None:
+    root = scripted(cell("print(rlm_query('go'))"), cell("x = 1"), cell("y = 2"), "done")
+    assert await ended(root, max_subcalls=None, max_depth=2, max_iterations=1) == ("done", "max_iterations")
+    assert "Error: model 'scripted' gave no answer in its last turn: all 1 turns are used up" in told(root, 4)
 
 
 async def test_after_all_turns_the_allowance_may_be_used() -> None:

@@ -58,7 +58,7 @@ class Closing:
 
         Raises:
             LimitError: if it is to be raised, or there is nothing to give in its place.
-            LMError: if all turns are used up, and the last one gave nothing either.
+            LMError: if all turns are used up, and the last one failed; of a child, also if it gave nothing.
         """
         if answer := _submitted(session):
             return RunResult(response=answer, stop_reason="answer")
@@ -74,14 +74,19 @@ class Closing:
         return RunResult(response=text, stop_reason=stop_reason)
 
     async def _last_turn(self, session: Session, limit: LimitError | None) -> str:
-        """Ask once more, for an answer from what there is."""
+        """Ask once more, for an answer from what there is.
+
+        "" where the root run has used up its turns and says nothing, which its stop reason tells of; for the cell that
+        started a child, which reads a text and no stop reason, it is an error.
+        """
         turns, limits = self._turns, self._tree.limits
         why = f"all {limits.max_iterations} turns are used up" if limit is None else str(limit)
         turns.begin()
         prompts = self._tree.configuration.prompts
         turns.history.user(words.closing_message(prompts, reason=why, root_prompt=self._root_prompt))
         model = turns.root.model
-        failure: Exception = LMError(f"model {model!r} gave no answer in its last turn: {why}", kind="empty")
+        silence = LMError(f"model {model!r} gave no answer in its last turn: {why}", kind="empty")
+        failure: Exception = silence
         try:
             reply = await self._ask(closing=limit is not None)
         except (LimitError, LMError) as error:
@@ -93,7 +98,7 @@ class Closing:
         text = text or self._best_text(session)
         if not text and limit is not None:
             raise limit from failure
-        if not text:
+        if not text and not (self._is_root and failure is silence):
             raise failure
         turns.end()
         return text
