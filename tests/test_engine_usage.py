@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from asyncrlm import AsyncRLM, LMError, LMReply, LMUsage
+from asyncrlm import AsyncRLM, LMError, LMReply, LMUsage, TokenLimitExceededError
 from asyncrlm.events import ModelReplied, SubcallFinished, UsageSettled
 from asyncrlm.testing import ScriptedLM
 
@@ -57,7 +57,7 @@ async def test_fallbacks_that_may_have_been_paid_for_are_booked() -> None:
     assert events.result is not None
     usage = events.result.usage_summary
     assert (usage.total_calls, usage.complete) == (9, False)
-    assert [event.estimated for event in seen if isinstance(event, UsageSettled)] == [False, True, True] * 3
+    assert [event.estimated for event in seen if isinstance(event, UsageSettled)] == [True, True, False] * 3
     replies = [event for event in seen if isinstance(event, (ModelReplied, SubcallFinished))]
     assert [(event.model, event.answered_by) for event in replies] == [("first", "works")] * 3
     assert events.result.metadata is not None
@@ -74,6 +74,18 @@ async def test_when_all_fail_each_that_may_have_been_paid_for_is_booked(last: An
     error = pickle.loads(pickle.dumps(caught.value))
     assert error.charged + error.charged_before == charges
     assert error.usage_summary.total_calls == charges
+
+
+async def test_a_hard_limit_has_room_for_every_fallback() -> None:
+    clients = [lost("first"), lost("second"), ScriptedLM(["fine"] * 9, model="works")]
+    rlm = AsyncRLM(clients, max_depth=0, limits="hard", max_tokens=6_000)
+    with anyio.fail_after(20):
+        usage = (await rlm.acompletion("x" * 1_000)).usage_summary
+        assert usage.total_calls == 3
+        assert usage.total_input_tokens + usage.total_output_tokens <= 6_000
+        with pytest.raises(TokenLimitExceededError) as caught:
+            await rlm.acompletion("x" * 2_000)  # would fit once, but not three times
+    assert caught.value.usage_summary.total_calls == 0
 
 
 async def test_a_reply_of_a_model_alone_is_booked_once() -> None:

@@ -169,7 +169,7 @@ class Ledger:
     def charge(self, need: Need) -> None:
         """Book a call of unknown use that went out under the reservation of another, so even where there is no room."""
         rates = None if need.price is None else Rates.of(need.price)
-        self._reservation(need, self._size(need, rates), rates).settle_estimated()
+        self._reservation(need, self._size(need, rates), rates, Size()).settle_estimated()
 
     async def changed(self) -> None:
         """Wait until some reservation is settled or released; with nothing in flight return at once.
@@ -188,6 +188,7 @@ class Ledger:
         Never more than half of a limit is kept, so that a small limit leaves something to work with.
         """
         size = self._size(need, None if need.price is None else Rates.of(need.price))
+        size = size.times(need.models) if self.mode == "hard" else size
         money = size.money if self._budget is None else min(size.money, self._budget // 2)
         tokens = size.tokens if self.max_tokens is None else min(size.tokens, self.max_tokens // 2)
         self._held = Size(input_tokens=tokens, money=money)
@@ -260,20 +261,22 @@ class Ledger:
     def _admit(self, need: Need) -> Reservation | None:
         rates = None if need.price is None else Rates.of(need.price)
         size = self._size(need, rates)
-        if not self._fits(size, need.closing):
+        # Tries that fail after the model may have worked are rare: a soft ledger counts on one.
+        reserved = size.times(need.models) if self.mode == "hard" else size
+        if not self._fits(reserved, need.closing):
             if self._open:
                 return None
             if not self._goes_alone(need, size, rates):
-                raise self._refusal(size, need.closing)
+                raise self._refusal(reserved, need.closing)
         if need.closing:
             self._held = Size()
-        return self._reservation(need, size, rates)
+        return self._reservation(need, size, rates, reserved)
 
-    def _reservation(self, need: Need, size: Size, rates: Rates | None) -> Reservation:
+    def _reservation(self, need: Need, size: Size, rates: Rates | None, reserved: Size) -> Reservation:
         self._open += 1
-        self._reserved_money += size.money
-        self._reserved_tokens += size.tokens
-        return Reservation(self._book, need, size, rates)
+        self._reserved_money += reserved.money
+        self._reserved_tokens += reserved.tokens
+        return Reservation(self._book, need, size, rates, reserved)
 
     def _serve(self) -> None:
         """Serve the queue from its head, as far as there is room; with nothing in flight each is let in or refused."""

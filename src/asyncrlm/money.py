@@ -53,6 +53,8 @@ class Need(Struct, frozen=True):
     """Most output tokens the request itself allows, or None."""
     price: Price | None
     """None if unknown, which a ledger with a budget refuses. Free models have `Price(0.0)`."""
+    models: int = 1
+    """How many models one attempt may ask, one after another, each of which may want to be paid."""
     closing: bool = False
     """The last call of a run that met a limit: it may use what `hold_back` kept."""
 
@@ -98,6 +100,9 @@ class Size(Struct, frozen=True):
     def tokens(self) -> int:
         return self.input_tokens + self.output_tokens
 
+    def times(self, n: int) -> Size:
+        return self if n == 1 else Size(self.input_tokens * n, self.output_tokens * n, self.money * n)
+
 
 Book = Callable[[Size, Size | None, Settlement | None], None]
 """What was reserved, what was used and what to tell of it; the last two are None for a call that was never made."""
@@ -106,12 +111,14 @@ Book = Callable[[Size, Size | None, Settlement | None], None]
 class Reservation:
     """Room for one call. Ends by exactly one of `settle`, `settle_estimated` and `release`."""
 
-    __slots__ = ("_book", "_open", "_rates", "_size", "need")
+    __slots__ = ("_book", "_open", "_rates", "_reserved", "_size", "need")
 
-    def __init__(self, book: Book, need: Need, size: Size, rates: Rates | None) -> None:
+    def __init__(self, book: Book, need: Need, size: Size, rates: Rates | None, reserved: Size) -> None:
         self.need = need
         self._book = book
         self._size = size
+        """What the call is booked as if it is not known what it used."""
+        self._reserved = reserved
         self._rates = rates
         self._open = True
 
@@ -147,7 +154,7 @@ class Reservation:
     def release(self) -> None:
         """Book nothing: the model surely never worked on the call."""
         self._close()
-        self._book(self._size, None, None)
+        self._book(self._reserved, None, None)
 
     def _end(self, used: Size, cached: int, reasoning: int, priced: bool, estimated: bool) -> None:
         self._close()
@@ -160,7 +167,7 @@ class Reservation:
             cost=used.money / PICO if priced else None,
             estimated=estimated,
         )
-        self._book(self._size, used, settlement)
+        self._book(self._reserved, used, settlement)
 
     def _close(self) -> None:
         if not self._open:

@@ -148,6 +148,7 @@ class Tree:
             input_bytes=size,
             output_cap=request.output_cap,
             price=spec.price,
+            models=spec.models,
             closing=closing,
         )
 
@@ -188,6 +189,7 @@ class Tree:
                 input_bytes=request.input_bytes() + growth,
                 output_cap=output_tokens,
                 price=spec.price,
+                models=spec.models,
                 closing=True,
             )
         )

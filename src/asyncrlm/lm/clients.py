@@ -156,6 +156,7 @@ def _fallback_spec(
         window=min(windows) if windows else None,
         needs_price=any(spec.needs_price for spec in specs),
         attempts=max(spec.attempts for spec in specs),
+        models=len(specs),
         opener=opener,
     )
 

@@ -47,6 +47,8 @@ class ClientSpec(Struct, frozen=True, kw_only=True, eq=False):
     """False where requests cost nothing."""
     attempts: int = DEFAULT_ATTEMPTS
     """How often to send one request at most."""
+    models: int = 1
+    """How many models one attempt may ask: more than one with fallbacks."""
     opener: Callable[[Shared], Awaitable[LMClient]]
     """Builds the client; what it opens is entered through the `Shared` it is given."""
 
