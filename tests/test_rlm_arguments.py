@@ -49,6 +49,8 @@ WRONG: dict[str, tuple[list[Any], str]] = {
     ),
     "custom_tools": (["ab", 5, ["f"], [print], Odd()], "custom_tools must be a dict"),
     "custom_sub_tools": (["ab", 5, ["f"], Odd()], "custom_sub_tools must be a dict"),
+    "pacer": (["fast", 5, [], {"scripted": 5}, Odd()], "pacer must be a Pacer"),
+    "tenant": ([5, [], Odd()], "tenant must be a str"),
     "logger": ([5, "logs", RLMLogger, Odd()], "logger must be an RLMLogger"),
 } | {
     name: ([5, "print", Odd()], f"{name} must be a function or a coroutine function")
@@ -73,7 +75,7 @@ LIMITS: dict[str, tuple[list[Any], str]] = (
         "on_subcall_error": (["ignore", 5, None, [], Odd()], 'on_subcall_error must be "return" or "raise"'),
     }
 )
-OVERRIDES = LIMITS | {name: WRONG[name] for name in ("sampling_args", "custom_tools")}
+OVERRIDES = LIMITS | {name: WRONG[name] for name in ("sampling_args", "custom_tools", "tenant")}
 
 
 def _cases(table: dict[str, tuple[list[Any], str]]) -> list[Any]:

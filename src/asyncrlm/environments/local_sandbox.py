@@ -121,6 +121,7 @@ class LocalSandbox(Sandbox):
         self._on_closed = on_closed
         self._pidfd = -1
         self._served = False
+        self._given_files = False
         self._ahead = b""  # read before anybody asked, by `is_fresh`
         self._ended = False  # the channel has ended: the worker is gone
         self._killing = False
@@ -201,8 +202,8 @@ class LocalSandbox(Sandbox):
 
     @property
     def over(self) -> bool:
-        """There was a worker, and it and all that it started are gone."""
-        return self._ended and self._served
+        """There was a worker, it and all that it started are gone, and no file of the host's may be on its way to it."""
+        return self._ended and self._served and not self._given_files
 
     def is_fresh(self) -> bool:
         """Whether a worker started ahead is still there; what it has said meanwhile is kept for `receive`."""
@@ -235,7 +236,7 @@ class LocalSandbox(Sandbox):
         return await anyio.to_thread.run_sync(self._write_file, Path(self._files, name), chunks)
 
     def _write_file(self, path: Path, chunks: Iterable[bytes]) -> str:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._make_folder()
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with open(fd, "wb", buffering=0) as file:  # noqa: PTH123 - a descriptor
             for chunk in chunks:
@@ -274,12 +275,20 @@ class LocalSandbox(Sandbox):
         # be changed. So an owner's file is passed as an unnamed copy.
         os.close(fd)
         copy = Path(self._files, f".pass-{os.urandom(8).hex()}")
-        copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._make_folder()
         try:
             shutil.copyfile(path, copy)
             return os.open(copy, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError as e:
+            if os.path.lexists(path):  # so it is the folder that went, with the worker
+                raise anyio.BrokenResourceError from e
+            raise
         finally:
             copy.unlink(missing_ok=True)
+
+    def _make_folder(self) -> None:
+        self._given_files = True
+        Path(self._files).mkdir(mode=0o700, parents=True, exist_ok=True)
 
     # ---- the worker ----
 
