@@ -74,6 +74,8 @@ class ModelReplied(Event, frozen=True, kw_only=True):
     finish_reason: str | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
+    cached: bool = False
+    """Nothing was asked: the reply comes from a cache or a recording."""
     waited: float = 0.0
     """Seconds of `seconds` before the request was sent: for its turn, a rate limit, the ledger, between attempts."""
     seconds: float = 0.0
@@ -123,6 +125,7 @@ class SubcallFinished(Event, frozen=True, kw_only=True):
     input_tokens: int | None = None
     output_tokens: int | None = None
     cost: float | None = None
+    cached: bool = False
     waited: float = 0.0
     """As in `ModelReplied`."""
     seconds: float = 0.0

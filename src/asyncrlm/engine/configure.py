@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ..environments import environment as make_environment
 from ..errors import ConfigurationError
+from ..lm.asked import CacheMode, CacheSettings
 from ..lm.pacing import Pacer
 from ..lm.routing import Router
 from ..repl.tools import HostTools
@@ -31,6 +33,7 @@ def configure(*, unknown: Mapping[str, Any], **given: Any) -> Configuration:
         if given[name]:
             raise ConfigurationError(f"{name}=True: {why}")
     limits = checked_limits(Limits(), {name: given[name] for name in Limits.__struct_fields__})
+    replies = _replies(given)
     router = Router.of(
         given["backend"],
         given["backend_kwargs"],
@@ -38,6 +41,7 @@ def configure(*, unknown: Mapping[str, Any], **given: Any) -> Configuration:
         given["other_backend_kwargs"],
         given["sampling_args"],
         given["sub_sampling_args"],
+        needs_keys=replies is None or replies.mode != "replay",
     )
     tools = HostTools(_mapping("custom_tools", given["custom_tools"]))
     sub_tools = given["custom_sub_tools"]
@@ -56,6 +60,7 @@ def configure(*, unknown: Mapping[str, Any], **given: Any) -> Configuration:
         verbose=bool(given["verbose"]),
         pacer=_pacer(given["pacer"], router),
         tenant=checked_tenant(given["tenant"]),
+        replies=replies,
     )
     refuse_unknown_prices(configuration, limits)
     return configuration
@@ -119,6 +124,21 @@ def _pacer(pacer: Any, router: Router) -> Pacer | Mapping[str, Pacer] | None:
         if name not in router.names:
             raise ConfigurationError(f"pacer names the model {name!r}; known: {', '.join(router.names)}")
     return given
+
+
+def _replies(given: Mapping[str, Any]) -> CacheSettings | None:
+    modes: tuple[CacheMode, ...] = ("cache", "record", "replay")
+    found: list[CacheSettings] = []
+    for mode in modes:
+        folder = given[mode]
+        if folder is None:
+            continue
+        if not isinstance(folder, str | Path) or not str(folder):
+            raise ConfigurationError(f"{mode} must be a folder, as a str or a Path, got {folder!r}")
+        found.append(CacheSettings(Path(folder), mode))
+    if len(found) > 1:
+        raise ConfigurationError(f"{' and '.join(each.mode for each in found)} exclude one another: give one of them")
+    return found[0] if found else None
 
 
 def checked_tenant(tenant: Any) -> str | None:

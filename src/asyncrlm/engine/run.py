@@ -53,11 +53,12 @@ class Run:
         depth: int = 0,
         parent_id: str | None = None,
         tags: dict[str, Any] | None = None,
+        path: str = "",
     ) -> None:
         self.tree = tree
-        self.depth = depth
+        self.path = path  # the calls that led here: the same in a replay
+        self.depth, self._tags = depth, tags
         self.run_id = uuid.uuid4().hex if depth else tree.run_id
-        self._tags = tags
         self.parent_id = parent_id
         self._prompt = prompt
         self._root_prompt = root_prompt
@@ -66,10 +67,8 @@ class Run:
         self._tools = self._configuration.tools if tools is None else tools
         self._history = History()
         self._started = time.perf_counter()
-        self._cells = 0
-        self._turn = 0
-        self._empty_replies = 0
-        self._failed_turns = 0
+        self._cells = self._turn = 0
+        self._empty_replies = self._failed_turns = 0
         self._last_text = ""
         self._last_error: str | None = None
         self._session: Session | None = None
@@ -99,7 +98,7 @@ class Run:
         """The fields that every event of this run has."""
         return {"run_id": self.run_id, "parent_id": self.parent_id, "depth": self.depth, "time": time.time()}
 
-    async def run_child(self, prompt: str | list[dict[str, Any]], root: ClientSpec) -> tuple[str, str]:
+    async def run_child(self, prompt: str | list[dict[str, Any]], root: ClientSpec, path: str) -> tuple[str, str]:
         """Run the child of one `rlm_query`. Returns its response and its run id."""
         child = Run(
             self.tree,
@@ -108,6 +107,7 @@ class Run:
             tools=self._configuration.sub_tools,
             depth=self.depth + 1,
             parent_id=self.run_id,
+            path=path,
         )
         return (await child.execute()).response, child.run_id
 
@@ -150,7 +150,7 @@ class Run:
         session = Session(
             configuration.environment,
             DepthScope(tree.scope, self.depth),
-            RunServices(tree, depth=self.depth, run_id=self.run_id, stamp=self.stamp, start_child=self.run_child),
+            RunServices(tree, self.depth, self.run_id, self.path, stamp=self.stamp, start_child=self.run_child),
             tools=self._tools,
             raise_errors=tree.limits.on_subcall_error == "raise",
             show_values=tree.show_values,
@@ -380,7 +380,9 @@ class Run:
         tree, history = self.tree, self._history
         request = history.request(sampling_args=tree.sampling_args, output_cap=CLOSING_TOKENS if closing else None)
         started = time.perf_counter()
-        reply = await tree.ask(self._root, request, run_id=self.run_id, closing=closing)
+        reply = await tree.ask(
+            self._root, request, run_id=self.run_id, closing=closing, place=f"{self.path}{self._turn}t"
+        )
         if reply.text.strip():
             self._last_text = reply.text
         if tree.watched:

@@ -27,15 +27,17 @@ class RunServices:
     def __init__(
         self,
         tree: Tree,
-        *,
         depth: int,
         run_id: str,
+        path: str,
+        *,
         stamp: Callable[[], dict[str, Any]],
-        start_child: Callable[[str | list[dict[str, Any]], ClientSpec], Awaitable[tuple[str, str]]],
+        start_child: Callable[[str | list[dict[str, Any]], ClientSpec, str], Awaitable[tuple[str, str]]],
     ) -> None:
         self._tree = tree
         self._depth = depth
         self._run_id = run_id
+        self._path = path
         self._stamp = stamp
         self._start_child = start_child
         self._started = 0
@@ -63,7 +65,7 @@ class RunServices:
         seconds = self._tree.limits.subcall_timeout
         reply: LMReply | None = None
         with anyio.move_on_after(seconds):
-            reply = await self._tree.ask(spec, request, run_id=self._run_id)
+            reply = await self._tree.ask(spec, request, run_id=self._run_id, place=f"{self._path}{call.id}")
         if reply is None:
             raise LMError(f"no reply within {seconds:g} s (subcall_timeout)", kind="timeout", retryable=True)
         text = strip_thinking(reply_text(reply))
@@ -76,7 +78,7 @@ class RunServices:
         gate = self._tree.child_gate(self._depth + 1)
         await gate.acquire()
         try:
-            response, child_id = await self._start_child(call.prompt, spec)
+            response, child_id = await self._start_child(call.prompt, spec, f"{self._path}{call.id}/")
         finally:
             gate.release()
         return response, None, child_id
@@ -131,6 +133,7 @@ class RunServices:
                         input_tokens=usage.input_tokens if usage else None,
                         output_tokens=usage.output_tokens if usage else None,
                         cost=usage.cost if usage else None,
+                        cached=reply.cached if reply else False,
                         waited=reply.waited if reply else 0.0,
                         seconds=seconds,
                     )

@@ -92,6 +92,7 @@ class Telling:
                 finish_reason=reply.finish_reason,
                 input_tokens=reply.usage.input_tokens,
                 output_tokens=reply.usage.output_tokens,
+                cached=reply.cached,
                 waited=reply.waited,
                 seconds=seconds,
             )
