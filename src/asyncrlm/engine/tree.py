@@ -17,6 +17,7 @@ from ..lm.asked import Asked, CacheSettings
 from ..lm.base import LMClient, LMReply, LMRequest
 from ..lm.cache import Seen, open_cache
 from ..lm.clients import ClientSpec
+from ..lm.fallback import priced
 from ..lm.pacing import Gate, Pacer, Pacers
 from ..observe.log import get_logger
 from ..repl.scope import ResourceScope
@@ -192,11 +193,13 @@ class Tree:
 
         try:
             if self.configuration.replies is None:
-                return await send()
-            return await self._kept_or(send, self.configuration.replies, spec, request, need, place)
+                reply = await send()
+            else:
+                reply = await self._kept_or(send, self.configuration.replies, spec, request, need, place)
         except LimitError as error:
             self.meet(error)
             raise
+        return priced(reply, spec.price) if self.watched else reply
 
     async def _kept_or(
         self,

@@ -50,7 +50,8 @@ class FallbackClient(LMClient):
                     raise
                 failures.append((client, error))
             else:
-                return _priced(reply, client, price)
+                reply = priced(reply, price)
+                return reply if reply.model else msgspec.structs.replace(reply, model=client.model)
         raise _all_failed(failures)
 
     async def aclose(self) -> None:
@@ -61,14 +62,12 @@ class FallbackClient(LMClient):
         return f"<FallbackClient {', '.join(client.model for client in self._clients)}>"
 
 
-def _priced(reply: LMReply, client: LMClient, price: Price | None) -> LMReply:
+def priced(reply: LMReply, price: Price | None) -> LMReply:
+    """The reply with what it cost by its price, where the provider did not say and the price is known."""
     usage = reply.usage
-    cost = usage.cost
-    if cost is None and price is not None and usage.input_tokens is not None and usage.output_tokens is not None:
-        cost = cost_of(price, usage)
-    return msgspec.structs.replace(
-        reply, model=reply.model or client.model, usage=msgspec.structs.replace(usage, cost=cost)
-    )
+    if usage.cost is not None or price is None or usage.input_tokens is None or usage.output_tokens is None:
+        return reply
+    return msgspec.structs.replace(reply, usage=msgspec.structs.replace(usage, cost=cost_of(price, usage)))
 
 
 def cost_of(price: Price, usage: LMUsage) -> float:
