@@ -140,6 +140,22 @@ async def sequential(engine: Engine, p: Params, server: Server) -> Figures:
     return {"seconds": span, "a_second": n / span, "right": counted(one, "d"), "of": n, "error": one.error}
 
 
+async def cache_hits(engine: Engine, p: Params, server: Server) -> Figures:
+    n = p["n"]
+    call = engine.query('"ECHO:0;"')
+    right = 'sum(r == "ECHO:0" for r in rs)'
+    turns = [engine.cell(f"rs = [{call} for i in range({n})]"), engine.submit(f'{ID} + "|" + str({right})')]
+    with tempfile.TemporaryDirectory() as folder:
+        async with engine.open(server.url, Options(cache=Path(folder))) as complete:
+            await warm_up(engine, complete, server)
+            server.configure(scripts={"root": {"turns": turns}})
+            one = await attempt(complete, named("m"), "m")
+    seen = server.stats()
+    times = seen["root_times"]
+    span = times[1] - times[0] if len(times) > 1 else one.seconds
+    return {"seconds": span, "ms": span / n * 1e3, "right": counted(one, "m"), "of": n, "error": one.error}
+
+
 async def children(engine: Engine, p: Params, server: Server) -> Figures:
     n = p["n"]
     batch = f'ps = ["CHILD-%d-END" % i for i in range({n})]\nrs = {engine.children("ps")}'

@@ -142,6 +142,7 @@ REACH: dict[str, tuple[Reach, ...]] = {
     "l-16": (share(1.4, "plain", "plain asyncio"), STALL),
     "l-64": (share(2.5, "plain", "plain asyncio"), STALL),
     "l-256": (share(8, "plain", "plain asyncio"), STALL),
+    "m": (Reach("≤ 1 ms", ours("ms"), most=1, unit=" ms"),),
     "import": (
         Reach("≤ 8 x bare Python", ours("ratio"), most=8, unit=" x"),
         Reach("≤ 0.1 s", ours("seconds"), most=0.1, unit=" s"),
@@ -205,6 +206,8 @@ def figures(results: Results, contender: str) -> str:
         case "h":
             more = middle("tree_mb")
             return show("seconds", " s") + ("" if more is None else f", {more:.0f} MB more")
+        case "m":
+            return show("ms", " ms")
         case "import":
             return f"{show('seconds', ' s')} ({show('ratio', ' x')})"
         case _:

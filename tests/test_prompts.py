@@ -36,7 +36,6 @@ class Outcome(Struct, kw_only=True):
     stderr: str = ""
     error: CellError | None = None
     variables: dict[str, str] = field(default_factory=dict)
-    values: dict[str, str] = field(default_factory=dict)
     subcalls: int = 0
     failures: dict[str, int] = field(default_factory=dict)
     lost: str | None = None
@@ -172,7 +171,7 @@ def test_several_cells_and_all_that_can_happen() -> None:
         outcomes=[
             Outcome(stdout="one", stderr="warned\n", subcalls=1_000, failures={"too_long": 7, "rate_limit": 30}),
             Outcome(error=error, variables={"old": "int"}),
-            Outcome(error=stopped, lost="memory limit reached", variables={"x": "int"}, values={"x": "1"}),
+            Outcome(error=stopped, lost="memory limit reached", variables={"x": "int"}),
         ],
         problem="PROBLEM",
         skipped=2,
@@ -186,7 +185,7 @@ def test_several_cells_and_all_that_can_happen() -> None:
             "[Cell 2]\nThe cell raised:\nTraceback\nKeyError: 'k'",
             "[Cell 3]\nThe cell was stopped:\nstopped after 2 s",
             "The Python process was lost: memory limit reached. " + LOST,
-            "Variables: x = 1",
+            "Variables: x (int)",
             "2 later blocks of your reply did not run, because the process was lost.",
             "PROBLEM",
         ]

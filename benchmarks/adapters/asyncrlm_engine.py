@@ -48,6 +48,8 @@ class AsyncRLMEngine(Engine):
             given["max_concurrent_requests"] = options.max_concurrent_requests
         if options.max_concurrent_subcalls is not None:
             given["max_concurrent_subcalls"] = options.max_concurrent_subcalls
+        if options.cache is not None:
+            given["cache"] = options.cache
         if options.cell_timeout is not None:
             given["environment_kwargs"] = {"cell_timeout": options.cell_timeout}
         return given

@@ -24,6 +24,8 @@ class Options:
     max_concurrent_subcalls: int | None = None
     children: bool = False
     cell_timeout: float | None = None
+    cache: Path | None = None
+    """Where replies are kept."""
     model: Model | None = None
     """Asked instead of the server."""
 

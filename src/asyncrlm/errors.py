@@ -39,6 +39,7 @@ LMErrorKind = Literal[
     "bad_reply",
     "empty",
     "refusal",
+    "replay_miss",
     "other",
 ]
 

@@ -77,6 +77,8 @@ class ModelReplied(Event, frozen=True, kw_only=True):
     """The name the provider answered with, where it did; of several fallbacks it says which one answered."""
     input_tokens: int | None = None
     output_tokens: int | None = None
+    cached: bool = False
+    """Nothing was asked: the reply comes from a cache or a recording."""
     waited: float = 0.0
     """Seconds of `seconds` before the request was sent: for its turn, a rate limit, the ledger, between attempts."""
     seconds: float = 0.0
@@ -128,6 +130,7 @@ class SubcallFinished(Event, frozen=True, kw_only=True):
     input_tokens: int | None = None
     output_tokens: int | None = None
     cost: float | None = None
+    cached: bool = False
     waited: float = 0.0
     """As in `ModelReplied`."""
     seconds: float = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Never, Self
 
 import anyio
@@ -75,6 +76,9 @@ class AsyncRLM:
         subcall_timeout: Seconds one `llm_query` may take, retries included; None for no limit.
         pacer: Limits of the models' account: a `Pacer`, or model name → `Pacer`. Several `AsyncRLM` may share one.
         tenant: Runs of one tenant share its turns at an account; without one, each run has turns of its own.
+        cache: A folder: calls equal to one that was answered before, or is under way, cost nothing.
+        record: A folder: all replies are kept in it.
+        replay: A folder that was recorded: models are not asked, a call that is not in it ends the run.
         logger: An `RLMLogger`.
         verbose: Print progress lines on standard error.
         on_subcall_start, on_subcall_complete, on_iteration_start, on_iteration_complete: Callbacks, plain or async.
@@ -117,6 +121,9 @@ class AsyncRLM:
         subcall_timeout: float | None = DEFAULT_SUBCALL_TIMEOUT,
         pacer: Pacer | Mapping[str, Pacer] | None = None,
         tenant: str | None = None,
+        cache: str | Path | None = None,
+        record: str | Path | None = None,
+        replay: str | Path | None = None,
         logger: Any = None,
         verbose: bool = False,
         on_subcall_start: Callable[..., Any] | None = None,
@@ -225,7 +232,7 @@ class AsyncRLM:
                 call.begin(run, watching)
                 try:
                     with one_error():
-                        result = await run.execute()
+                        result = await tree.unless_missed(run.execute())
                 except RLMError as error:
                     call.account(error)
                     raise

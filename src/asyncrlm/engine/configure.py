@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from ..environments import Environment
 from ..environments import environment as make_environment
 from ..errors import ConfigurationError
+from ..lm.asked import CacheMode, CacheSettings
 from ..lm.pacing import Pacer
 from ..lm.routing import Router
 from ..lm.spec import checked_sampling
@@ -35,6 +37,7 @@ def configure(*, unknown: Mapping[str, Any], **given: Any) -> Configuration:
             raise ConfigurationError(f"{name}=True: {why}")
     _check_share("compaction_threshold_pct", given["compaction_threshold_pct"])
     limits = checked_limits(Limits(), {name: given[name] for name in Limits.__struct_fields__})
+    replies = _replies(given)
     router = Router.of(
         given["backend"],
         given["backend_kwargs"],
@@ -42,6 +45,7 @@ def configure(*, unknown: Mapping[str, Any], **given: Any) -> Configuration:
         _list("other_backend_kwargs", given["other_backend_kwargs"], '[{"model_name": …}]'),
         _sampling("sampling_args", given["sampling_args"]),
         _sampling("sub_sampling_args", given["sub_sampling_args"]),
+        needs_keys=replies is None or replies.mode != "replay",
     )
     tools = HostTools(given["custom_tools"])
     sub_tools = given["custom_sub_tools"]
@@ -60,6 +64,7 @@ def configure(*, unknown: Mapping[str, Any], **given: Any) -> Configuration:
         verbose=flags["verbose"],
         pacer=_pacer(given["pacer"], router),
         tenant=checked_tenant(given["tenant"]),
+        replies=replies,
     )
     refuse_unknown_prices(configuration, limits)
     return configuration
@@ -185,6 +190,21 @@ def _pacer(pacer: object, router: Router) -> Pacer | Mapping[str, Pacer] | None:
         if name not in router.names:
             raise ConfigurationError(f"pacer names the model {name!r}; known: {', '.join(router.names)}")
     return pacers
+
+
+def _replies(given: Mapping[str, Any]) -> CacheSettings | None:
+    modes: tuple[CacheMode, ...] = ("cache", "record", "replay")
+    found: list[CacheSettings] = []
+    for mode in modes:
+        folder = given[mode]
+        if folder is None:
+            continue
+        if not isinstance(folder, str | Path) or not str(folder):
+            raise ConfigurationError(f"{mode} must be a folder, as a str or a Path, got {folder!r}")
+        found.append(CacheSettings(Path(folder), mode))
+    if len(found) > 1:
+        raise ConfigurationError(f"{' and '.join(each.mode for each in found)} exclude one another: give one of them")
+    return found[0] if found else None
 
 
 def checked_tenant(tenant: Any) -> str | None:

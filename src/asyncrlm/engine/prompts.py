@@ -59,8 +59,6 @@ class CellReport(Protocol):
     @property
     def variables(self) -> Mapping[str, str]: ...
     @property
-    def values(self) -> Mapping[str, str]: ...
-    @property
     def subcalls(self) -> int: ...
     @property
     def failures(self) -> Mapping[str, int]: ...
@@ -255,7 +253,7 @@ def _variables_line(outcome: CellReport) -> str:
     shown: list[str] = []
     length = 0
     for name, kind in reversed(list(outcome.variables.items())):
-        item = f"{name} = {outcome.values[name]}" if name in outcome.values else f"{name} ({kind})"
+        item = f"{name} ({kind})"  # without values: those are only had where somebody watches
         length += len(item) + 2
         if length > VARIABLES_LIMIT:
             shown.append(f"{len(outcome.variables) - len(shown):,} older ones")

@@ -44,8 +44,10 @@ class Run:
         run_id: str | None = None,
         parent_id: str | None = None,
         tags: dict[str, Any] | None = None,
+        path: str = "",
     ) -> None:
         self.tree = tree
+        self.path = path  # the calls that led here: the same in a replay
         self.depth = depth
         self.run_id = run_id or tree.run_id
         self._tags = tags
@@ -60,7 +62,7 @@ class Run:
         self._failed_turns = 0
         self._session: Session | None = None
         self._telling = Telling(tree, self.stamp)
-        self._turns = Turns(tree, root, self._telling, run_id=self.run_id)
+        self._turns = Turns(tree, root, self._telling, run_id=self.run_id, path=path)
         self._history = self._turns.history
         self._closing = Closing(tree, self._turns, depth=depth, root_prompt=root_prompt)
         self._result: RunResult | None = None
@@ -88,7 +90,7 @@ class Run:
         """The fields that every event of this run has."""
         return {"run_id": self.run_id, "parent_id": self.parent_id, "depth": self.depth, "time": time.time()}
 
-    async def run_child(self, prompt: str | list[dict[str, Any]], root: ClientSpec, run_id: str) -> str:
+    async def run_child(self, prompt: str | list[dict[str, Any]], root: ClientSpec, path: str, run_id: str) -> str:
         """Run the child of one `rlm_query`. Returns its response."""
         child = Run(
             self.tree,
@@ -98,6 +100,7 @@ class Run:
             depth=self.depth + 1,
             run_id=run_id,
             parent_id=self.run_id,
+            path=path,
         )
         return (await child.execute()).response
 
@@ -139,7 +142,7 @@ class Run:
         session = Session(
             configuration.environment,
             DepthScope(tree.scope, self.depth),
-            RunServices(tree, depth=self.depth, run_id=self.run_id, stamp=self.stamp, start_child=self.run_child),
+            RunServices(tree, self.depth, self.run_id, self.path, stamp=self.stamp, start_child=self.run_child),
             tools=self._tools,
             raise_errors=tree.limits.on_subcall_error == "raise",
             show_values=tree.show_values,

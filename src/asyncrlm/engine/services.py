@@ -28,15 +28,17 @@ class RunServices:
     def __init__(
         self,
         tree: Tree,
-        *,
         depth: int,
         run_id: str,
+        path: str,
+        *,
         stamp: Callable[[], dict[str, Any]],
-        start_child: Callable[[str | list[dict[str, Any]], ClientSpec, str], Awaitable[str]],
+        start_child: Callable[[str | list[dict[str, Any]], ClientSpec, str, str], Awaitable[str]],
     ) -> None:
         self._tree = tree
         self._depth = depth
         self._run_id = run_id
+        self._path = path
         self._stamp = stamp
         self._start_child = start_child
         self._started = 0
@@ -60,7 +62,7 @@ class RunServices:
         self._count()
 
         async def send(request: LMRequest) -> LMReply:
-            record.reply = await self._tree.ask(spec, request, run_id=self._run_id)
+            record.reply = await self._tree.ask(spec, request, run_id=self._run_id, place=f"{self._path}{call.id}")
             return record.reply
 
         return await subcall_reply(spec, call, send, seconds=self._tree.limits.subcall_timeout)
@@ -71,7 +73,7 @@ class RunServices:
         await gate.acquire()
         try:
             record.child_run_id = uuid.uuid4().hex
-            return await self._start_child(call.prompt, spec, record.child_run_id)
+            return await self._start_child(call.prompt, spec, f"{self._path}{call.id}/", record.child_run_id)
         finally:
             gate.release()
 
@@ -129,6 +131,7 @@ class RunServices:
                         input_tokens=reply.usage.input_tokens if reply else None,
                         output_tokens=reply.usage.output_tokens if reply else None,
                         cost=reply.usage.cost if reply else None,
+                        cached=reply.cached if reply else False,
                         waited=reply.waited if reply else 0.0,
                         seconds=seconds,
                     )

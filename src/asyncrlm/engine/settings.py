@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from ..errors import ConfigurationError
+from ..lm.asked import CacheSettings
 from ..lm.pacing import Pacer
 from ..lm.routing import Router
 from ..repl.sandbox import Environment
@@ -151,3 +152,5 @@ class Configuration(Struct, frozen=True, kw_only=True):
     verbose: bool
     pacer: Pacer | Mapping[str, Pacer] | None
     tenant: str | None
+    replies: CacheSettings | None
+    """Where replies are kept, if anywhere."""

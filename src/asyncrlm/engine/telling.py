@@ -93,6 +93,7 @@ class Telling:
                 answered_by=reply.model,
                 input_tokens=reply.usage.input_tokens,
                 output_tokens=reply.usage.output_tokens,
+                cached=reply.cached,
                 waited=reply.waited,
                 seconds=seconds,
             )

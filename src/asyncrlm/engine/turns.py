@@ -16,7 +16,7 @@ from .tree import Tree
 class Turns:
     """What a run does in its turns, the last one too. Which turn comes next is for others to decide."""
 
-    def __init__(self, tree: Tree, root: ClientSpec, telling: Telling, *, run_id: str) -> None:
+    def __init__(self, tree: Tree, root: ClientSpec, telling: Telling, *, run_id: str, path: str) -> None:
         self.root = root
         self.history = History()
         self.number = 0
@@ -28,6 +28,7 @@ class Turns:
         self._tree = tree
         self._telling = telling
         self._run_id = run_id
+        self._path = path
         self._cells = 0
         self._began = 0.0
 
@@ -58,7 +59,8 @@ class Turns:
         cap = CLOSING_TOKENS if closing else None
         request = self.history.request(sampling_args=tree.sampling_args, output_cap=cap)
         began = time.perf_counter()
-        reply = await tree.ask(self.root, request, run_id=self._run_id, closing=closing)
+        place = f"{self._path}{self.number}t"
+        reply = await tree.ask(self.root, request, run_id=self._run_id, closing=closing, place=place)
         if reply.text.strip():
             self.last_text = reply.text
         if tree.watched:

@@ -146,7 +146,7 @@ class LocalSandbox(Sandbox):
         if self._closing:
             raise anyio.BrokenResourceError
         try:
-            return self._channel.send(data, _NO_SIGNAL)
+            return self._channel.send(data, getattr(socket, "MSG_NOSIGNAL", 0))
         except BlockingIOError:
             return 0
         except OSError as e:
@@ -202,7 +202,7 @@ class LocalSandbox(Sandbox):
 
     @property
     def over(self) -> bool:
-        """There was a worker, it and all that it started are gone, and no file of the host's may be on its way to it."""
+        """The worker that was there and all that it started are gone, and no file is on its way to it."""
         return self._ended and self._served and not self._given_files
 
     def is_fresh(self) -> bool:
@@ -254,7 +254,7 @@ class LocalSandbox(Sandbox):
                 if self._closing:
                     raise anyio.BrokenResourceError
                 try:
-                    socket.send_fds(self._channel, [b"\n"], [fd], _NO_SIGNAL)
+                    socket.send_fds(self._channel, [b"\n"], [fd], getattr(socket, "MSG_NOSIGNAL", 0))
                 except BlockingIOError:
                     try:
                         await anyio.wait_writable(self._channel)
@@ -372,9 +372,6 @@ class LocalSandbox(Sandbox):
     def __repr__(self) -> str:
         state = "closed" if self._closing else "ended" if self._ended else "open"
         return f"<LocalSandbox {state}, Python {self.report.python}>"
-
-
-_NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
 def _read_proc(name: str) -> str:

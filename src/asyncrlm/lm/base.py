@@ -56,6 +56,8 @@ class LMReply(Struct, frozen=True, kw_only=True):
     """How many earlier tries of the same request, by other models, failed and may have been paid for."""
     rate: RateHints | None = None
     """What the provider said of its rate limits, where it did: clients fill it in, the pacer reads it."""
+    cached: bool = False
+    """True if nothing was asked: the reply comes from a cache or a recording."""
     waited: float = 0.0
     """Seconds the request waited before it was sent: for its turn, for a rate limit, for the ledger, between attempts.
     The engine's to fill in."""

@@ -107,6 +107,7 @@ def _object_spec(
         price=price,
         window=window,
         needs_price=client.needs_price,
+        asked_with=sampling,
         opener=opener,
     )
 
@@ -154,6 +155,7 @@ def _fallback_spec(
         key=("fallback", *(spec.key for spec in specs)),
         price=_dearest([spec.price for spec in specs]),
         window=min(windows) if windows else None,
+        asked_with={"each": [[spec.backend, spec.model, dict(spec.asked_with)] for spec in specs]},
         needs_price=any(spec.needs_price for spec in specs),
         attempts=max(spec.attempts for spec in specs),
         models=len(specs),

@@ -52,7 +52,10 @@ class FallbackClient(LMClient):
                     raise
                 failures.append((client, error))
             else:
-                return _priced(reply, client, price, _charged(failures))
+                reply = priced(reply, price)
+                return msgspec.structs.replace(
+                    reply, model=reply.model or client.model, charged_before=reply.charged_before + _charged(failures)
+                )
         raise _all_failed(failures)
 
     async def aclose(self) -> None:
@@ -67,17 +70,12 @@ def _charged(failures: Sequence[tuple[LMClient, LMError]]) -> int:
     return sum(error.charged + error.charged_before for _, error in failures)
 
 
-def _priced(reply: LMReply, client: LMClient, price: Price | None, charged_before: int) -> LMReply:
+def priced(reply: LMReply, price: Price | None) -> LMReply:
+    """The reply with what it cost by its price, where the provider did not say and the price is known."""
     usage = reply.usage
-    cost = usage.cost
-    if cost is None and price is not None and usage.input_tokens is not None and usage.output_tokens is not None:
-        cost = cost_of(price, usage)
-    return msgspec.structs.replace(
-        reply,
-        model=reply.model or client.model,
-        usage=msgspec.structs.replace(usage, cost=cost),
-        charged_before=reply.charged_before + charged_before,
-    )
+    if usage.cost is not None or price is None or usage.input_tokens is None or usage.output_tokens is None:
+        return reply
+    return msgspec.structs.replace(reply, usage=msgspec.structs.replace(usage, cost=cost_of(price, usage)))
 
 
 def cost_of(price: Price, usage: LMUsage) -> float:

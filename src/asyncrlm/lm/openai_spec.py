@@ -89,6 +89,7 @@ def openai_spec(backend: str, preset: Preset, kwargs: dict[str, Any], sampling: 
         key=(settings.key, model, fingerprint(repr(sorted(sampling.items(), key=str)))),
         price=price,
         window=window,
+        asked_with=sampling,
         attempts=DEFAULT_ATTEMPTS if retries is None else retries + 1,
         opener=opener,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from ..errors import ConfigurationError, LMError
 from .clients import Backend, ClientSpec, client_spec
@@ -30,26 +30,31 @@ class Router:
         other_backend_kwargs: Sequence[Mapping[str, Any]] | None = None,
         sampling_args: Mapping[str, Any] | None = None,
         sub_sampling_args: Mapping[str, Any] | None = None,
+        *,
+        needs_keys: bool = True,
     ) -> Router:
         """The router for the arguments that `AsyncRLM` takes under these names.
+
+        Without `needs_keys` nothing will be asked: a key that is not there is not missed.
 
         Raises:
             ConfigurationError: naming what would be right.
         """
-        root = client_spec(backend, backend_kwargs, sampling_args)
+        spec = client_spec if needs_keys else _spec_without_key
+        root = spec(backend, backend_kwargs, sampling_args)
         if not other_backends:
             if other_backend_kwargs:
                 raise ConfigurationError("other_backend_kwargs are given, but no other_backends")
             if not sub_sampling_args:
                 return cls(root)
-            return cls(root, [client_spec(backend, backend_kwargs, {**(sampling_args or {}), **sub_sampling_args})])
+            return cls(root, [spec(backend, backend_kwargs, {**(sampling_args or {}), **sub_sampling_args})])
         if isinstance(other_backends, str):
             raise ConfigurationError(f"other_backends must be a list: [{other_backends!r}]")
         kwargs: Sequence[Mapping[str, Any] | None] = other_backend_kwargs or [None] * len(other_backends)
         if isinstance(kwargs, Mapping) or len(kwargs) != len(other_backends):
             raise ConfigurationError(f"other_backend_kwargs must be a list of {len(other_backends)} dicts, one each")
         pairs = zip(other_backends, kwargs, strict=True)
-        return cls(root, [client_spec(other, given, sub_sampling_args) for other, given in pairs])
+        return cls(root, [spec(other, given, sub_sampling_args) for other, given in pairs])
 
     @property
     def specs(self) -> tuple[ClientSpec, ...]:
@@ -86,3 +91,27 @@ class Router:
 
     def __repr__(self) -> str:
         return f"<Router {', '.join(self.names)}>"
+
+
+def _spec_without_key(
+    backend: Backend,
+    backend_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
+    sampling_args: Mapping[str, Any] | None,
+) -> ClientSpec:
+    try:
+        return client_spec(backend, backend_kwargs, sampling_args)
+    except ConfigurationError as error:
+        kwargs: Any = backend_kwargs
+        named: Any = backend
+        if isinstance(named, list | tuple):
+            kwargs = [_with_key(each) for each in kwargs or [None] * len(cast("Sequence[Any]", named))]
+        else:
+            kwargs = _with_key(kwargs)
+        try:
+            return client_spec(cast("Backend", named), kwargs, sampling_args)
+        except ConfigurationError:
+            raise error from None
+
+
+def _with_key(kwargs: Any) -> dict[str, Any]:
+    return {"api_key": "none", **(kwargs or {})}

@@ -45,6 +45,8 @@ class ClientSpec(Struct, frozen=True, kw_only=True, eq=False):
     """Tokens of input at most, where known."""
     needs_price: bool = True
     """False where requests cost nothing."""
+    asked_with: Mapping[str, Any] = {}
+    """What is sent with every request and may change its reply: it tells cached replies apart."""
     attempts: int = DEFAULT_ATTEMPTS
     """How often to send one request at most."""
     models: int = 1

@@ -35,6 +35,8 @@ class SubCall(Struct, frozen=True):
     schema: Any
     group: int | None
     """Calls of one batch share it."""
+    id: int = 0
+    """Which of the worker's calls it is."""
 
 
 class Services(Protocol):
@@ -193,7 +195,7 @@ class Broker:
             schema = None if call.schema is None else codec.decode(call.schema)
             kind = cast("Literal['llm', 'rlm']", call.kind)
             serve = self._services.llm if kind == "llm" else self._services.rlm
-            text = await serve(SubCall(kind, prompt, call.model, schema, call.group))
+            text = await serve(SubCall(kind, prompt, call.model, schema, call.group, call.id))
             return Reply(id=call.id, value=codec.encode(text))
         except Exception as error:  # noqa: BLE001 -- a failed call fails its slot in the cell, nothing else
             return self._failed(call, error)

@@ -1,0 +1,86 @@
+"""What tells one call to a model from another, and where replies are kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import msgspec
+from msgspec import Struct
+
+from ..observe.text import plain
+
+if TYPE_CHECKING:
+    from .base import LMRequest
+
+CacheMode = Literal["cache", "record", "replay"]
+"""cache: equal calls are asked once. record: each call is asked and kept. replay: nothing is asked, only looked up."""
+
+NOT_PART_OF_A_CALL = frozenset({"extra_headers", "extra_query", "timeout"})
+"""Sampling arguments that say how a request travels, not what is asked; some hold secrets."""
+
+
+Seen = dict[bytes, set[int]]
+"""Key → which of the equal calls of that key a tree has made, from 0."""
+
+
+class CacheSettings(Struct, frozen=True):
+    """Where replies are kept, and what for."""
+
+    folder: Path
+    mode: CacheMode
+
+
+class Asked(Struct, frozen=True):
+    """What identifies a call: everything that may change its reply, and no secret."""
+
+    backend: str
+    model: str
+    messages: list[tuple[str, str]]
+    """Role and hash of each."""
+    args: dict[str, Any]
+    cap: int | None
+
+    @classmethod
+    def of(cls, backend: str, model: str, request: LMRequest, args: Mapping[str, Any], cap: int | None) -> Self:
+        """The identity of `request`, sent with `args` besides its own."""
+        given = {**args, **request.sampling_args}
+        kept = {name: value for name, value in given.items() if name not in NOT_PART_OF_A_CALL}
+        return cls(
+            backend=backend,
+            model=model,
+            messages=[(message.role, text_hash(message.content)) for message in request.messages],
+            args=plain(kept, redacting=True),
+            cap=cap,
+        )
+
+    @property
+    def text(self) -> str:
+        return json.dumps(msgspec.structs.asdict(self), sort_keys=True)
+
+    @property
+    def key(self) -> bytes:
+        return hashlib.sha256(self.text.encode()).digest()
+
+
+class Call(Struct, frozen=True):
+    """One call whose outcome is kept."""
+
+    key: bytes
+    number: int = 0
+    """Which of equal calls."""
+    place: str = ""
+    asked: Asked | None = None
+    """With `request`: kept as well, so that a miss can be told from it."""
+    request: LMRequest | None = None
+
+
+def text_hash(text: str) -> str:
+    return hashlib.sha256(text_bytes(text)).hexdigest()[:32]
+
+
+def text_bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")

@@ -1,0 +1,362 @@
+"""Replies that are kept: equal calls asked once, recordings, and what a replay says it misses."""
+
+from __future__ import annotations
+
+import json
+import stat
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from asyncrlm import AsyncRLM, BudgetExceededError, ConfigurationError, LMError, TokenLimitExceededError
+from asyncrlm.events import ModelReplied, SubcallFinished, UsageSettled
+from asyncrlm.lm.asked import Asked, CacheSettings, Seen
+from asyncrlm.lm.base import LMReply, LMRequest, LMUsage, Message
+from asyncrlm.lm.cache import ReplyCache, open_cache
+from asyncrlm.lm.store import FILE_NAME, ReplyStore
+from asyncrlm.testing import ScriptedLM
+
+from .helpers import cell, echo, scripted, submit
+
+pytestmark = pytest.mark.anyio
+
+USED = LMUsage(input_tokens=100, output_tokens=20, cached_tokens=5, cost=0.5)
+
+
+def asks(text: str = "hello", **changes: Any) -> LMRequest:
+    return LMRequest(messages=(Message("user", text),), **changes)
+
+
+def asked(request: LMRequest, **changes: Any) -> Asked:
+    given: dict[str, Any] = {"backend": "b", "model": "m", "args": {}, "cap": None} | changes
+    return Asked.of(given["backend"], given["model"], request, given["args"], given["cap"])
+
+
+async def once(cache: ReplyCache, lm: ScriptedLM, request: LMRequest, seen: Seen | None = None) -> LMReply:
+    return await cache.answer(asked(request), request, lambda: lm.acomplete(request), {} if seen is None else seen)
+
+
+# --- the cache --------------------------------------------------------------------------------------------------------
+
+
+async def test_an_equal_call_is_answered_from_disk(tmp_path: Path) -> None:
+    said = LMReply(text="lone \udc80 ü", reasoning="why", finish_reason="stop", usage=USED, model="m-1")
+    settings = CacheSettings(tmp_path / "cache", "cache")
+    async with open_cache(settings) as cache:
+        first = await once(cache, ScriptedLM([said]), asks())
+        assert (first.text, first.cached, first.usage.cost) == (said.text, False, 0.5)
+    async with open_cache(settings) as cache:
+        kept = await once(cache, ScriptedLM([]), asks())
+        assert (kept.text, kept.reasoning, kept.finish_reason, kept.model) == (said.text, "why", "stop", "m-1")
+        assert (kept.cached, kept.usage.cost, kept.usage.input_tokens) == (True, 0.0, 100)
+        other = await once(cache, ScriptedLM(["other"]), asks("other"))
+        assert (other.text, other.cached) == ("other", False)
+
+
+async def test_equal_calls_under_way_cost_one(tmp_path: Path) -> None:
+    lm = ScriptedLM(["x"], latency=0.02)
+    replies: list[LMReply] = []
+    async with open_cache(CacheSettings(tmp_path, "cache")) as cache:
+
+        async def one() -> None:
+            replies.append(await once(cache, lm, asks()))
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(20):
+                tasks.start_soon(one)
+    assert len(lm.calls) == 1
+    assert Counter(reply.cached for reply in replies) == {False: 1, True: 19}
+
+
+async def test_when_the_one_under_way_fails_all_hear_it_and_nothing_is_kept(tmp_path: Path) -> None:
+    lm = ScriptedLM([LMError("down", kind="server"), "up"], latency=0.02)
+    errors: list[LMError] = []
+    async with open_cache(CacheSettings(tmp_path, "cache")) as cache:
+
+        async def one() -> None:
+            try:
+                await once(cache, lm, asks())
+            except LMError as error:
+                errors.append(error)
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(one)
+        assert [str(error) for error in errors] == ["down"] * 3
+        assert len({id(error) for error in errors}) == 3
+        assert (await once(cache, lm, asks())).text == "up"
+
+
+async def test_when_the_one_under_way_is_cancelled_the_next_asks(tmp_path: Path) -> None:
+    first = anyio.Event()
+
+    async def answer(request: LMRequest) -> str:
+        if not first.is_set():
+            first.set()
+            await anyio.sleep_forever()
+        return "second"
+
+    lm = ScriptedLM(answer)
+    replies: list[str] = []
+    async with open_cache(CacheSettings(tmp_path, "cache")) as cache:
+
+        async def one(scope: anyio.CancelScope) -> None:
+            with scope:
+                replies.append((await once(cache, lm, asks())).text)
+
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as tasks:
+                doomed = anyio.CancelScope()
+                tasks.start_soon(one, doomed)
+                await first.wait()
+                for _ in range(2):
+                    tasks.start_soon(one, anyio.CancelScope())
+                await anyio.lowlevel.checkpoint()
+                doomed.cancel()
+    assert (replies, len(lm.calls)) == (["second"] * 2, 2)
+
+
+async def test_an_empty_reply_is_not_kept(tmp_path: Path) -> None:
+    lm = ScriptedLM(["", "now"])
+    async with open_cache(CacheSettings(tmp_path, "cache")) as cache:
+        assert (await once(cache, lm, asks())).text == ""
+        assert (await once(cache, lm, asks())).text == "now"
+
+
+async def test_a_hit_takes_less_than_a_millisecond(tmp_path: Path) -> None:
+    async with open_cache(CacheSettings(tmp_path, "cache")) as cache:
+        await once(cache, ScriptedLM(["x" * 2_000]), asks())
+        times: list[float] = []
+        for _ in range(200):
+            began = time.perf_counter()
+            await once(cache, ScriptedLM([]), asks())
+            times.append(time.perf_counter() - began)
+    assert sorted(times)[100] < 0.001
+
+
+def test_what_identifies_a_call_and_what_does_not() -> None:
+    base = asked(asks()).key
+    same = [
+        asked(asks(sampling_args={"extra_headers": {"x": "secret"}, "extra_query": {"k": "v"}, "timeout": 3})),
+        asked(asks(), args={"timeout": 3}),
+    ]
+    different = [
+        asked(asks("hello ")),
+        asked(asks(), model="n"),
+        asked(asks(), backend="c"),
+        asked(asks(), cap=7),
+        asked(asks(), args={"temperature": 0.5}),
+        asked(asks(sampling_args={"temperature": 0.7})),
+        asked(LMRequest(messages=(Message("system", "hello"),))),
+        asked(LMRequest(messages=(Message("user", "hel"), Message("user", "lo")))),
+        asked(asks("\udc80")),
+    ]
+    assert {call.key for call in same} == {base}
+    assert len({call.key for call in different} | {base}) == len(different) + 1
+    assert asked(asks(sampling_args={"a": 1, "b": 2})).key == asked(asks(sampling_args={"b": 2}), args={"a": 1}).key
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+
+async def test_only_the_owner_can_read_it_and_it_holds_no_secret(tmp_path: Path) -> None:
+    secret = "sk-do-not-write-this-0123456789abcdef"
+    request = asks(sampling_args={"extra_headers": {"authorization": secret}, "extra_body": {"api_key": secret}})
+    folder = tmp_path / "deep" / "folder"
+    async with open_cache(CacheSettings(folder, "record")) as cache:
+        await once(cache, ScriptedLM(["x"]), request)
+        names = sorted(path.name for path in folder.iterdir())
+        assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in folder.iterdir()), names
+        assert FILE_NAME + "-wal" in names
+        assert not any(secret.encode() in path.read_bytes() for path in folder.iterdir())
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+async def test_a_cache_that_can_not_be_written_loses_no_reply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(ReplyStore, "put", full)
+    async with open_cache(CacheSettings(tmp_path, "cache")) as cache:
+        assert (await once(cache, ScriptedLM(["paid for"]), asks())).text == "paid for"
+    async with open_cache(CacheSettings(tmp_path, "record")) as cache:
+        with pytest.raises(Exception, match="can't record"):
+            await once(cache, ScriptedLM(["x"]), asks())
+
+
+# --- recordings -------------------------------------------------------------------------------------------------------
+
+
+async def test_equal_calls_of_a_recording_are_separate_samples_and_errors_are_kept(tmp_path: Path) -> None:
+    script = ["a", LMError("no", kind="refusal", status=400), "b"]
+    heard: dict[str, list[str]] = {}
+    for mode, lm in (("record", ScriptedLM(script)), ("replay", ScriptedLM([]))):
+        seen: Seen = {}
+        heard[mode] = []
+        async with open_cache(CacheSettings(tmp_path, mode)) as cache:  # type: ignore[arg-type]
+            for _ in script:
+                try:
+                    heard[mode].append((await once(cache, lm, asks(), seen)).text)
+                except LMError as error:
+                    heard[mode].append(f"{error} {error.kind} {error.status} {error.retryable}")
+    assert heard["record"] == heard["replay"] == ["a", "no refusal 400 False", "b"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, "1 equal calls were recorded, and this is number 2"),
+        ({"text": "What is the nome?"}, "message 1 of 1 (of the user) differs at character 14: it was "),
+        ({"model": "n"}, "the model was 'm' and is 'n'"),
+        ({"backend": "c"}, "the backend was 'b' and is 'c'"),
+        ({"cap": 9}, "the cap on output tokens was None and is 9"),
+        ({"args": {"temperature": 1}}, "the sampling argument 'temperature' was 0 and is 1"),
+        ({"args": {}}, "the sampling argument 'temperature' was 0 and is 'not given'"),
+        ({"more": True}, "it had 1 messages and has 2"),
+        ({"role": "system"}, "message 1 of 1 was of the user and is of the system"),
+    ],
+)
+async def test_a_miss_says_what_differs(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    given = {"args": {"temperature": 0}}
+    request = asks("What is the name?")
+    async with open_cache(CacheSettings(tmp_path, "record")) as cache:
+        call = asked(request, **given)
+        await cache.answer(call, request, lambda: ScriptedLM(["x"]).acomplete(request), {})
+        far = asks("Something else altogether")
+        await cache.answer(asked(far), far, lambda: ScriptedLM(["y"]).acomplete(far), {})
+    messages = [Message(change.get("role", "user"), change.get("text", "What is the name?"))]
+    messages += [Message("assistant", "x")] if change.get("more") else []
+    now = LMRequest(messages=tuple(messages))
+    call = asked(
+        now, **(given | {name: change[name] for name in ("model", "backend", "cap", "args") if name in change})
+    )
+    seen: Seen = {} if change else {call.key: {0}}
+    async with open_cache(CacheSettings(tmp_path, "replay")) as cache:
+        with pytest.raises(LMError, match="not in the recording") as caught:
+            await cache.answer(call, now, lambda: ScriptedLM([]).acomplete(now), seen)
+    assert said in str(caught.value)
+    assert (caught.value.kind, caught.value.retryable) == ("replay_miss", False)
+
+
+# --- through the engine -----------------------------------------------------------------------------------------------
+
+
+async def test_two_equal_sub_calls_cost_one_and_without_a_cache_are_two_samples(tmp_path: Path) -> None:
+    code = submit("'|'.join(llm_query_batched(['same'] * 10))")
+    sub = ScriptedLM([LMReply(text="one", usage=USED)], latency=0.02)
+    rlm = AsyncRLM(ScriptedLM(lambda request: code, model="root"), other_backends=[sub], cache=tmp_path)
+    cached: list[bool] = []
+    settled: list[str] = []
+    async with rlm, rlm.astream("CTX") as events:
+        async for event in events:
+            if isinstance(event, SubcallFinished):
+                cached.append(event.cached)
+                assert event.cost == (0.0 if event.cached else 0.5)
+            elif isinstance(event, UsageSettled):
+                settled.append(event.model)
+    result = events.result
+    assert result is not None
+    assert result.response == "|".join(["one"] * 10)
+    assert Counter(cached) == {True: 9, False: 1}
+    assert settled == ["root", "scripted"]
+    assert result.usage_summary.model_usage_summaries["scripted"].total_calls == 1
+    # Another run has all of it from disk, the root model's reply, too.
+    again = AsyncRLM(ScriptedLM([], model="root"), other_backends=[ScriptedLM([])], cache=tmp_path)
+    completion = await again.acompletion("CTX")
+    assert (completion.response, completion.usage_summary.total_calls) == (result.response, 0)
+    separate = ScriptedLM([str(number) for number in range(10)])
+    rlm = AsyncRLM(ScriptedLM([code]), other_backends=[separate])
+    assert sorted((await rlm.acompletion("CTX")).response.split("|")) == [str(number) for number in range(10)]
+
+
+def family(sub: ScriptedLM, **settings: Any) -> AsyncRLM:
+    def reply(request: LMRequest) -> LMReply:
+        text = submit("context[::-1] + llm_query('leaf')")
+        if "QUESTION" in request.messages[1].content:
+            first = len(request.messages) <= 3
+            text = cell("parts = llm_query_batched(['a', 'b', 'a'])\nprint(parts)") if first else FINISH
+        return LMReply(text=text, usage=USED)
+
+    root = ScriptedLM(reply, model="root") if "replay" not in settings else ScriptedLM([], model="root")
+    return AsyncRLM(root, other_backends=[sub], max_depth=2, **settings)
+
+
+FINISH = submit("'|'.join(parts + rlm_query_batched(['xy', 'zw']))")
+
+
+async def test_a_run_is_replayed_without_asking_anybody(tmp_path: Path) -> None:
+    count = iter(range(99))
+    sub = ScriptedLM(lambda request: LMReply(text=f"{request.messages[0].content}{next(count)}", usage=USED))
+    with anyio.fail_after(60):
+        recorded = await family(sub, record=tmp_path).acompletion("CTX", "QUESTION")
+        for _ in range(2):
+            silent = ScriptedLM([])
+            rlm = family(silent, replay=tmp_path)
+            cached: list[bool] = []
+            async with rlm.astream("CTX", "QUESTION") as events:
+                async for event in events:
+                    if (isinstance(event, SubcallFinished) and event.kind == "llm") or isinstance(event, ModelReplied):
+                        cached.append(event.cached)
+            replayed = events.result
+            assert replayed is not None
+            assert replayed.response == recorded.response
+            assert replayed.usage_summary == recorded.usage_summary
+            assert silent.calls == []
+            assert set(cached) == {True}
+
+
+async def test_limits_are_met_in_a_replay_as_they_were(tmp_path: Path) -> None:
+    def rlm(model: ScriptedLM, **settings: Any) -> AsyncRLM:
+        return AsyncRLM(model, backend_kwargs={"price": (1, 1)}, **settings)
+
+    loop = ScriptedLM(lambda request: LMReply(text=cell("print(1)"), usage=USED), needs_price=True)
+    with pytest.raises(BudgetExceededError) as first:
+        await rlm(loop, record=tmp_path, max_budget=2.0).acompletion("CTX")
+    with pytest.raises(BudgetExceededError) as second:
+        await rlm(ScriptedLM([], needs_price=True), replay=tmp_path, max_budget=2.0).acompletion("CTX")
+    assert first.value.spent == second.value.spent > 0
+    with pytest.raises(TokenLimitExceededError):
+        await rlm(ScriptedLM([]), replay=tmp_path, max_budget=2.0, max_tokens=10).acompletion("CTX")
+
+
+@pytest.mark.parametrize("on_subcall_error", ["return", "raise"])
+async def test_a_miss_ends_the_run_whatever_the_cell_makes_of_it(tmp_path: Path, on_subcall_error: Any) -> None:
+    root = [submit("llm_query('new' if 'B' in context else 'old')")]
+    settings = {"on_subcall_error": on_subcall_error, "max_iterations": 2}
+    record = AsyncRLM(ScriptedLM(root * 2), other_backends=[echo(model="sub")], record=tmp_path, **settings)
+    assert (await record.acompletion("A")).response == "echo:old"
+    replay = AsyncRLM(ScriptedLM([]), other_backends=[echo(model="sub")], replay=tmp_path, **settings)
+    with (
+        anyio.fail_after(20),
+        pytest.raises(LMError, match=r"differs at character 1: it was 'old' and is 'new'") as caught,
+    ):
+        await replay.acompletion("B")
+    assert caught.value.kind == "replay_miss"
+    assert caught.value.run_id is not None
+
+
+async def test_a_replay_needs_no_key_and_opens_no_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(ConfigurationError, match="OPENAI_API_KEY"):
+        AsyncRLM("openai/gpt-5", record=tmp_path)
+    ReplyStore(tmp_path, writes=True).close()
+    for backend in ("openai/gpt-5", ["openai/gpt-5", "openai/gpt-5-mini"]):
+        rlm = AsyncRLM(backend, replay=tmp_path)
+        with pytest.raises(LMError, match="nothing is recorded"):
+            await rlm.acompletion("CTX")
+    with pytest.raises(ConfigurationError, match="unknown backend"):
+        AsyncRLM("opanai/gpt-5", replay=tmp_path)
+
+
+def test_one_of_cache_record_and_replay_and_each_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cache and replay exclude one another"):
+        AsyncRLM(scripted(), cache=tmp_path, replay=tmp_path)
+    for wrong in (3, "", b"x"):
+        with pytest.raises(ConfigurationError, match="record must be a folder"):
+            AsyncRLM(scripted(), record=wrong)  # type: ignore[arg-type]
+    assert json.loads(asked(asks()).text)["model"] == "m"
