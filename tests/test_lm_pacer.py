@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.lowlevel
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from lm_serving import spec_for
 
@@ -276,6 +276,7 @@ def test_a_pacer_is_pickled_as_its_settings() -> None:
     cancelled=st.sets(st.integers(0, 24)),
     seed=st.integers(0, 2**16),
 )
+@example(width=3, rate=3, holders=4, cancelled={2}, seed=1)
 def test_no_interleaving_loses_a_turn_or_gives_one_too_many(
     width: int, rate: int | None, holders: int, cancelled: set[int], seed: int
 ) -> None:

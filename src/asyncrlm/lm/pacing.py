@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from .base import LMClient, LMReply, LMRequest
     from .pace import Permit
 
-BURST = 8
-"""Requests of one account that start in one pass of the event loop: a thousand at once would hold it for long."""
+BURST = 16
+"""Requests of one account that start in one pass of the event loop. Many more hold the loop for long; fewer let calls
+pile up behind it, and each garbage collection walks them all."""
 
 
 class Gate:

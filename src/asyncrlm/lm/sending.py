@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import anyio
@@ -161,8 +162,9 @@ class Sending:
             self._ledger.charge(self._need)
 
     def _due(self) -> float:
-        """When there is no more time."""
-        return min(self._deadline, anyio.current_effective_deadline())
+        """When there is no more time. One who is cancelled has all the time to find out."""
+        due = anyio.current_effective_deadline()
+        return self._deadline if due == -math.inf else min(self._deadline, due)
 
 
 def _capped(request: LMRequest, cap: int | None) -> LMRequest:
