@@ -51,6 +51,7 @@ WRONG: dict[str, tuple[list[Any], str]] = {
     "custom_sub_tools": (["ab", 5, ["f"], Odd()], "custom_sub_tools must be a dict"),
     "pacer": (["fast", 5, [], {"scripted": 5}, Odd()], "pacer must be a Pacer"),
     "tenant": ([5, [], Odd()], "tenant must be a str"),
+    **{name: ([5, "", b"x", Odd()], f"{name} must be a folder") for name in ("cache", "record", "replay")},
     "logger": ([5, "logs", RLMLogger, Odd()], "logger must be an RLMLogger"),
 } | {
     name: ([5, "print", Odd()], f"{name} must be a function or a coroutine function")

@@ -200,7 +200,8 @@ def _replies(given: Mapping[str, Any]) -> CacheSettings | None:
         if folder is None:
             continue
         if not isinstance(folder, str | Path) or not str(folder):
-            raise ConfigurationError(f"{mode} must be a folder, as a str or a Path, got {folder!r}")
+            got = "an empty str" if folder == "" else type(folder).__name__
+            raise ConfigurationError(f"{mode} must be a folder, as a str or a Path, got {got}")
         found.append(CacheSettings(Path(folder), mode))
     if len(found) > 1:
         raise ConfigurationError(f"{' and '.join(each.mode for each in found)} exclude one another: give one of them")
