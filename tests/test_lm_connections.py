@@ -23,7 +23,8 @@ from lm_serving import KEY, ask, serving, spec_for
 from asyncrlm.errors import ConfigurationError, LMError
 from asyncrlm.ledger import Ledger, Need
 from asyncrlm.lm.clients import client_spec
-from asyncrlm.lm.openai_client import MAX_CONNECTIONS, OpenAIClient, _connection_limit
+from asyncrlm.lm.http_pool import MAX_CONNECTIONS, connection_limit
+from asyncrlm.lm.openai_client import OpenAIClient
 from asyncrlm.lm.openai_spec import REFUSED_SDK_KWARGS, SDK_KWARGS
 from asyncrlm.lm.pacing import Gate, Pacer
 from asyncrlm.testing import FakeOpenAIServer, FakeReply
@@ -158,7 +159,7 @@ async def test_a_certificate_that_does_not_verify_is_not_tried_again(unknown_cer
 def test_connections_keep_to_the_open_files_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     for soft, expected in ((1024, 256), (64, 32), (10**6, MAX_CONNECTIONS), (resource.RLIM_INFINITY, MAX_CONNECTIONS)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, soft=soft: (soft, soft))
-        assert _connection_limit() == expected
+        assert connection_limit() == expected
 
 
 # --- with the pacer ---------------------------------------------------------------------------------------------------

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast
+
+from msgspec import structs
 
 from ..errors import ConfigurationError
 from ..ledger import Price
-from .base import LMClient, LMReply, LMRequest
+from .base import LMClient, LMDelta, LMReply, LMRequest
 from .callable import CallableClient
-from .endpoints import PRESETS
+from .endpoints import PRESETS, fingerprint
 from .fallback import FallbackClient
-from .openai_client import fingerprint
 from .openai_spec import openai_spec
 from .spec import OUR_KWARGS, ClientSpec, Shared, checked_sampling, price_and_window, refuse_unknown
 
@@ -21,7 +22,7 @@ __all__ = ["BACKENDS", "Backend", "ClientSpec", "Shared", "client_spec"]
 Backend = str | LMClient | Callable[..., Awaitable[Any]] | Sequence[Any]
 """A name, "provider/model", a client, an async callable, or a list of those: the later ones stand in for the first."""
 
-LATER_BACKENDS = ("azure_openai", "anthropic", "gemini", "portkey", "ollama", "lmstudio", "llamacpp")
+LATER_BACKENDS = ("azure_openai", "anthropic", "gemini", "portkey")
 """Vendors whose own clients come with a later release."""
 
 BACKENDS = (*PRESETS, "offline")
@@ -186,7 +187,10 @@ class _WithSampling(LMClient):
         return self._client.needs_price
 
     async def acomplete(self, request: LMRequest) -> LMReply:
-        merged = self._sampling_args | request.sampling_args
-        return await self._client.acomplete(
-            LMRequest(messages=request.messages, sampling_args=merged, output_cap=request.output_cap)
-        )
+        return await self._client.acomplete(self._merged(request))
+
+    def astream(self, request: LMRequest) -> AsyncGenerator[LMDelta]:
+        return self._client.astream(self._merged(request))
+
+    def _merged(self, request: LMRequest) -> LMRequest:
+        return structs.replace(request, sampling_args=self._sampling_args | request.sampling_args)
