@@ -10,11 +10,15 @@ from msgspec import structs
 
 from ..errors import ConfigurationError
 from ..ledger import Price
+from .anthropic_spec import anthropic_spec
+from .azure import azure_spec
 from .base import LMClient, LMDelta, LMReply, LMRequest
 from .callable import CallableClient
 from .endpoints import PRESETS, fingerprint
 from .fallback import FallbackClient
+from .gemini_spec import gemini_spec
 from .openai_spec import openai_spec
+from .portkey import portkey_spec
 from .spec import OUR_KWARGS, ClientSpec, Shared, checked_sampling, price_and_window, refuse_unknown
 
 __all__ = ["BACKENDS", "Backend", "ClientSpec", "Shared", "client_spec"]
@@ -22,10 +26,7 @@ __all__ = ["BACKENDS", "Backend", "ClientSpec", "Shared", "client_spec"]
 Backend = str | LMClient | Callable[..., Awaitable[Any]] | Sequence[Any]
 """A name, "provider/model", a client, an async callable, or a list of those: the later ones stand in for the first."""
 
-LATER_BACKENDS = ("azure_openai", "anthropic", "gemini", "portkey")
-"""Vendors whose own clients come with a later release."""
-
-BACKENDS = (*PRESETS, "offline")
+BACKENDS = (*PRESETS, "azure_openai", "anthropic", "gemini", "portkey", "offline")
 """The names that `backend` may be."""
 
 
@@ -56,11 +57,7 @@ def client_spec(
         name, _, model = backend.partition("/")
         if model and kwargs.setdefault("model_name", model) != model:
             raise ConfigurationError(f"two models named: {backend!r} and model_name={kwargs['model_name']!r}")
-        if name == "offline":
-            return _offline_spec(kwargs, sampling)
-        if name in PRESETS:
-            return openai_spec(name, PRESETS[name], kwargs, sampling)
-        raise _unknown_backend(name)
+        return _named_spec(name, kwargs, sampling)
     if callable(backend):
         return _callable_spec(backend, kwargs, sampling)
     raise ConfigurationError(
@@ -69,12 +66,25 @@ def client_spec(
     )
 
 
+def _named_spec(name: str, kwargs: dict[str, Any], sampling: dict[str, Any]) -> ClientSpec:
+    match name:
+        case "offline":
+            return _offline_spec(kwargs, sampling)
+        case "azure_openai":
+            return azure_spec(kwargs, sampling)
+        case "anthropic":
+            return anthropic_spec(kwargs, sampling)
+        case "gemini":
+            return gemini_spec(kwargs, sampling)
+        case "portkey":
+            return portkey_spec(kwargs, sampling)
+        case _ if name in PRESETS:
+            return openai_spec(name, PRESETS[name], kwargs, sampling)
+        case _:
+            raise _unknown_backend(name)
+
+
 def _unknown_backend(name: str) -> ConfigurationError:
-    if name in LATER_BACKENDS:
-        return ConfigurationError(
-            f'backend="{name}" comes with a later release. Until then: an OpenAI-compatible endpoint of that service '
-            '(backend="vllm" with its base_url and api_key), or an async callable of your own.'
-        )
     close = difflib.get_close_matches(name, BACKENDS, 1)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
     return ConfigurationError(f"unknown backend {name!r}{hint}; known: {', '.join(BACKENDS)}")

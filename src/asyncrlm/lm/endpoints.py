@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 from msgspec import Struct
 
 from ..errors import ConfigurationError
+
+ApiKey = str | Callable[[], Awaitable[str]]
 
 
 class Preset(Struct, frozen=True, kw_only=True):
@@ -94,8 +96,13 @@ def is_openai(origin: Origin) -> bool:
 
 def is_ambient(origin: Origin) -> bool:
     """Whether what OPENAI_* variables say (key, organization, headers) is meant for this origin."""
-    named = os.environ.get("OPENAI_BASE_URL", "").strip()
-    return is_openai(origin) or (bool(named) and origin_of(named) == origin)
+    return is_openai(origin) or is_named(origin, "OPENAI_BASE_URL")
+
+
+def is_named(origin: Origin, variable: str) -> bool:
+    """Whether the URL in this environment variable is of this origin."""
+    named = os.environ.get(variable, "").strip()
+    return bool(named) and origin_of(named) == origin
 
 
 def key_variable_for(origin: Origin) -> str | None:
@@ -134,6 +141,19 @@ def checked_key(key: str) -> str:
             "api_key holds characters that no HTTP header can carry: is it the key, whole and alone?"
         )
     return key
+
+
+def checked_api_key(key: Any) -> ApiKey | None:
+    """`key`, a str or an async function that gives one.
+
+    Raises:
+        ConfigurationError: if it is neither, or can't stand in a header. The message does not show it.
+    """
+    if isinstance(key, str):
+        return checked_key(key) or None
+    if key is not None and not callable(key):
+        raise ConfigurationError("api_key must be a str or an async callable that gives one")
+    return cast("ApiKey | None", key)
 
 
 def header_problem(name: object, value: object) -> str | None:

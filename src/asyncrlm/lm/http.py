@@ -120,6 +120,7 @@ class Connection:
                 response = await self._http.send(request, follow_redirects=False, stream=True)
         except self._faults as fault:
             raise self._classified(fault, secrets) from fault
+        chunks: Any = None
         try:
             if response.status_code != 200 or "event-stream" not in response.headers.get("content-type", ""):
                 try:
@@ -146,6 +147,16 @@ class Connection:
         finally:
             with anyio.move_on_after(5, shield=True):
                 await response.aclose()
+                if chunks is not None:
+                    await self._exhausted(chunks)
+
+    async def _exhausted(self, chunks: Any) -> None:
+        """End the generators that read a closed response, so that none is left to the garbage collector."""
+        try:
+            async for _ in chunks:
+                pass
+        except (*self._faults, RuntimeError):
+            return  # what reading from a closed response raises
 
     async def _next_events(
         self, lines: EventLines, chunks: Any, deadline: float | None, secrets: tuple[str, ...]
@@ -197,7 +208,7 @@ class Connection:
     def _classified(self, fault: Exception, secrets: tuple[str, ...], *, begun: bool = False) -> LMError:
         """The error for a request that got no response, or with `begun` only a part of one."""
         library, causes = self._library, _chain(fault)
-        # The SDK's aiohttp transport reports all that happens to a connection as a ConnectTimeout: the cause tells.
+        # The SDKs' aiohttp transports report a lost connection as one that was never had: the cause tells.
         deepest = next((cause for cause in causes if type(cause).__module__.startswith("aiohttp")), fault)
         text = redacted(f"{type(deepest).__name__}: {deepest}".rstrip(": "), secrets)
         connecting = type(deepest).__name__ in ("ConnectTimeout", "PoolTimeout", "ConnectionTimeoutError")
@@ -208,9 +219,10 @@ class Connection:
                 retryable=True,
                 charged=begun or not connecting,
             )
-        refused = isinstance(fault, library.ConnectError | library.ProxyError | library.UnsupportedProtocol) or any(
-            base.__name__ == "ClientConnectorError" for base in type(deepest).__mro__
-        )
+        if deepest is fault:
+            refused = isinstance(fault, library.ConnectError | library.ProxyError | library.UnsupportedProtocol)
+        else:
+            refused = any(base.__name__ == "ClientConnectorError" for base in type(deepest).__mro__)
         permanent = isinstance(fault, library.UnsupportedProtocol | library.LocalProtocolError) or any(
             isinstance(cause, ssl.SSLCertVerificationError) for cause in causes
         )

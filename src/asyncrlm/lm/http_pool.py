@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Mapping
+from collections.abc import AsyncGenerator, Hashable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,9 +11,7 @@ import anyio
 from msgspec import Struct
 
 from ..errors import ConfigurationError
-from .endpoints import fingerprint
-
-ApiKey = str | Callable[[], Awaitable[str]]
+from .endpoints import ApiKey, fingerprint
 
 DEFAULT_TIMEOUT = 600.0
 """Seconds that one attempt may take."""

@@ -78,7 +78,7 @@ async def open_connection(settings: ConnectionSettings) -> AsyncGenerator[Connec
                 default_headers=settings.default_headers or None,
                 default_query=settings.default_query or None,
                 max_retries=0,
-                **_given(http),
+                **sdk_client(http),
                 **({} if settings.base_url is None else {"base_url": settings.base_url}),
                 **settings.sdk_kwargs,
             )
@@ -89,7 +89,8 @@ async def open_connection(settings: ConnectionSettings) -> AsyncGenerator[Connec
         yield Connection(settings, http, endpoint_of(settings, sdk))
 
 
-def _given(http: Any) -> dict[str, Any]:
+def sdk_client(http: Any) -> dict[str, Any]:
+    """The argument that gives the SDK its http client."""
     # The SDK takes no client of httpx; it then makes one of its own, which never opens a connection.
     return {"http_client": http} if http_library(http).__name__ == "httpx2" else {}
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError
 from ..ledger import Price
 from .endpoints import (
     Preset,
+    checked_api_key,
     checked_base_url,
     checked_headers,
     checked_key,
@@ -22,7 +23,7 @@ from .endpoints import (
     origin_of,
 )
 from .http import Connection
-from .http_pool import DEFAULT_TIMEOUT, ApiKey, ConnectionSettings
+from .http_pool import DEFAULT_TIMEOUT, ConnectionSettings
 from .openai_client import OpenAIClient, open_connection
 from .spec import OUR_KWARGS, ClientSpec, Shared, attempts_of, checked_timeout, price_and_window, refuse_unknown
 
@@ -95,14 +96,7 @@ def openai_spec(backend: str, preset: Preset, kwargs: dict[str, Any], sampling: 
 
 def _connection_settings(backend: str, preset: Preset, kwargs: dict[str, Any]) -> ConnectionSettings:
     base_url = _base_url(backend, preset, kwargs)
-    given: Any = kwargs.pop("api_key", None)
-    api_key: ApiKey | None = None
-    if isinstance(given, str):
-        api_key = checked_key(given) or None
-    elif callable(given):
-        api_key = cast("ApiKey", given)
-    elif given is not None:
-        raise ConfigurationError("api_key must be a str or an async callable that gives one")
+    api_key = checked_api_key(kwargs.pop("api_key", None))
     origin = origin_of(base_url) if base_url is not None else ("https", "api.openai.com", 443)
     headers = checked_headers(kwargs.get("default_headers"))
     if api_key is None and not headers & {"authorization", "api-key", "x-api-key"}:

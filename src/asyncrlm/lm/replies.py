@@ -236,7 +236,7 @@ def classify(status: int, message: str, code: str = "") -> LMError:
         kind = "too_long"
     elif status == 400 and "content_filter" in f"{code} {message}":
         kind = "refusal"
-    elif status in (402, 403, 429) and _QUOTA.search(f"{code} {message}"):
+    elif status in (400, 402, 403, 429) and _QUOTA.search(f"{code} {message}"):
         kind = "quota"
     return LMError(
         f"HTTP {status}: {message}" if message else f"HTTP {status}",
@@ -252,10 +252,11 @@ def _message_of(body: bytes) -> tuple[str, str]:
         loaded = json.loads(body)
     except (ValueError, RecursionError):
         loaded = body.decode("utf-8", "replace")
-    return _message_in(loaded)
+    return message_in(loaded)
 
 
-def _message_in(loaded: Any) -> tuple[str, str]:
+def message_in(loaded: Any) -> tuple[str, str]:
+    """The message, and the code and type, in what a server gives as an error."""
     code = ""
     for _ in range(4):
         if not isinstance(loaded, dict):
@@ -273,7 +274,7 @@ def _message_in(loaded: Any) -> tuple[str, str]:
 
 def reported_error(reported: Any) -> LMError:
     """The error that a response of status 200 carries instead of a completion."""
-    message, code = _message_in({"error": reported})
+    message, code = message_in({"error": reported})
     number = code.partition(" ")[0]
     if len(number) == 3 and number.isdecimal() and number >= "400":
         return classify(int(number), message, code)

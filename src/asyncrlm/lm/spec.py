@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import importlib
+import importlib.util
 from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, cast
@@ -69,6 +71,23 @@ class ClientSpec(Struct, frozen=True, kw_only=True, eq=False):
 
     def __repr__(self) -> str:
         return f"<ClientSpec {self.backend}: {self.model}>"
+
+
+def optional_sdk(module: str, extra: str, *, load: bool = True) -> Any:
+    """A vendor's SDK; with `load=False` only whether it is there.
+
+    Raises:
+        ConfigurationError: saying how to install it.
+    """
+    try:
+        if load:
+            return importlib.import_module(module)
+        found = importlib.util.find_spec(module)
+    except ImportError:
+        found = None
+    if found is None:
+        raise ConfigurationError(f'{module} is not installed: pip install "asyncrlm[{extra}]"')
+    return None
 
 
 def refuse_unknown(backend: str, kwargs: Mapping[str, Any], known: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection of the fake server: `h11` on an anyio stream."""
+"""One HTTP/1.1 connection of a fake server: `h11` on an anyio stream."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 try:
     import h11
 except ImportError as error:  # pragma: no cover - the test extra has it
-    raise ImportError('FakeOpenAIServer needs h11: pip install "asyncrlm[testing]"') from error
+    raise ImportError('the fake servers need h11: pip install "asyncrlm[testing]"') from error
 
 _GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream)
 
