@@ -17,6 +17,7 @@ from .callable import CallableClient
 from .endpoints import PRESETS, fingerprint
 from .fallback import FallbackClient
 from .gemini_spec import gemini_spec
+from .llamacpp_local import llamacpp_local_spec
 from .openai_spec import openai_spec
 from .portkey import portkey_spec
 from .spec import OUR_KWARGS, ClientSpec, Shared, checked_sampling, price_and_window, refuse_unknown
@@ -26,7 +27,7 @@ __all__ = ["BACKENDS", "Backend", "ClientSpec", "Shared", "client_spec"]
 Backend = str | LMClient | Callable[..., Awaitable[Any]] | Sequence[Any]
 """A name, "provider/model", a client, an async callable, or a list of those: the later ones stand in for the first."""
 
-BACKENDS = (*PRESETS, "azure_openai", "anthropic", "gemini", "portkey", "offline")
+BACKENDS = (*PRESETS, "azure_openai", "anthropic", "gemini", "portkey", "llamacpp_local", "offline")
 """The names that `backend` may be."""
 
 
@@ -78,6 +79,8 @@ def _named_spec(name: str, kwargs: dict[str, Any], sampling: dict[str, Any]) -> 
             return gemini_spec(kwargs, sampling)
         case "portkey":
             return portkey_spec(kwargs, sampling)
+        case "llamacpp_local":
+            return llamacpp_local_spec(kwargs, sampling)
         case _ if name in PRESETS:
             return openai_spec(name, PRESETS[name], kwargs, sampling)
         case _:
