@@ -208,3 +208,7 @@ async def test_vertex_without_credentials_says_how_to_get_some(monkeypatch: pyte
     with pytest.raises(ConfigurationError, match="application-default login"):
         async with client_spec("gemini/m", {"vertexai": True, "project": "p"}).open():
             pass
+    monkeypatch.delenv("GOOGLE_CLOUD_PROJECT", raising=False)
+    with pytest.raises(ConfigurationError, match="needs project="):
+        async with client_spec("gemini/m", {"vertexai": True, "credentials": Credentials()}).open():
+            pass

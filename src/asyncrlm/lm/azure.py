@@ -46,7 +46,7 @@ AZURE_DOMAINS = (".openai.azure.com", ".cognitiveservices.azure.com", ".services
 """Where an AZURE_OPENAI_API_KEY may go if no AZURE_OPENAI_ENDPOINT says whose it is."""
 
 
-def azure_spec(kwargs: dict[str, Any], sampling: dict[str, Any]) -> ClientSpec:
+def azure_openai_spec(kwargs: dict[str, Any], sampling: dict[str, Any]) -> ClientSpec:
     """The spec of `backend="azure_openai"`. A deployment alone is enough; a model's name is then the deployment's."""
     refuse_unknown("azure_openai", kwargs, (*AZURE_KWARGS, *OUR_KWARGS))
     named = kwargs.pop("model_name", None)

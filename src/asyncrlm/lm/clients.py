@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -10,16 +11,11 @@ from msgspec import structs
 
 from ..errors import ConfigurationError
 from ..ledger import Price
-from .anthropic_spec import anthropic_spec
-from .azure import azure_spec
 from .base import LMClient, LMDelta, LMReply, LMRequest
 from .callable import CallableClient
 from .endpoints import PRESETS, fingerprint
 from .fallback import FallbackClient
-from .gemini_spec import gemini_spec
-from .llamacpp_local import llamacpp_local_spec
 from .openai_spec import openai_spec
-from .portkey import portkey_spec
 from .spec import OUR_KWARGS, ClientSpec, Shared, checked_sampling, price_and_window, refuse_unknown
 
 __all__ = ["BACKENDS", "Backend", "ClientSpec", "Shared", "client_spec"]
@@ -27,7 +23,16 @@ __all__ = ["BACKENDS", "Backend", "ClientSpec", "Shared", "client_spec"]
 Backend = str | LMClient | Callable[..., Awaitable[Any]] | Sequence[Any]
 """A name, "provider/model", a client, an async callable, or a list of those: the later ones stand in for the first."""
 
-BACKENDS = (*PRESETS, "azure_openai", "anthropic", "gemini", "portkey", "llamacpp_local", "offline")
+_VENDORS = {
+    "azure_openai": "azure",
+    "anthropic": "anthropic_spec",
+    "gemini": "gemini_spec",
+    "portkey": "portkey",
+    "llamacpp_local": "llamacpp_local",
+}
+"""Name → the module with its spec, loaded where it is asked for."""
+
+BACKENDS = (*PRESETS, *_VENDORS, "offline")
 """The names that `backend` may be."""
 
 
@@ -68,23 +73,14 @@ def client_spec(
 
 
 def _named_spec(name: str, kwargs: dict[str, Any], sampling: dict[str, Any]) -> ClientSpec:
-    match name:
-        case "offline":
-            return _offline_spec(kwargs, sampling)
-        case "azure_openai":
-            return azure_spec(kwargs, sampling)
-        case "anthropic":
-            return anthropic_spec(kwargs, sampling)
-        case "gemini":
-            return gemini_spec(kwargs, sampling)
-        case "portkey":
-            return portkey_spec(kwargs, sampling)
-        case "llamacpp_local":
-            return llamacpp_local_spec(kwargs, sampling)
-        case _ if name in PRESETS:
-            return openai_spec(name, PRESETS[name], kwargs, sampling)
-        case _:
-            raise _unknown_backend(name)
+    if name == "offline":
+        return _offline_spec(kwargs, sampling)
+    if name in PRESETS:
+        return openai_spec(name, PRESETS[name], kwargs, sampling)
+    if name not in _VENDORS:
+        raise _unknown_backend(name)
+    module = importlib.import_module(f".{_VENDORS[name]}", __package__)
+    return getattr(module, f"{name}_spec")(kwargs, sampling)
 
 
 def _unknown_backend(name: str) -> ConfigurationError:

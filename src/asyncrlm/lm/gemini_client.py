@@ -91,10 +91,13 @@ async def open_connection(settings: ConnectionSettings) -> AsyncGenerator[Gemini
     tokens: _Tokens | None = None
     if settings.sdk_kwargs.get("vertexai") and settings.api_key is None and settings.sdk_kwargs.get("signed", True):
         tokens = await _Tokens.open(settings.sdk_kwargs.get("credentials"))
+    project = settings.sdk_kwargs.get("project") or (tokens and tokens.project)
+    if settings.sdk_kwargs.get("vertexai") and settings.api_key is None and not project:
+        raise ConfigurationError("vertexai=True needs project= in backend_kwargs, or GOOGLE_CLOUD_PROJECT")
     signed = settings.api_key is not None or tokens is not None
 
     def make() -> Dialect:
-        return Dialect(settings, project=tokens and tokens.project, signed=signed)
+        return Dialect(settings, project=project, signed=signed)
 
     async with http_client(settings, openai) as http:
         try:

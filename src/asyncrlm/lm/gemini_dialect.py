@@ -121,7 +121,7 @@ class Dialect:
         credentials = oauth2.Credentials(token=PLACEHOLDER)
         return {
             "vertexai": True,
-            "project": project or given.get("project"),
+            "project": given.get("project") or project,
             "location": given.get("location") or "global",
             "credentials": credentials,
         }

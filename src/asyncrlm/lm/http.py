@@ -83,7 +83,8 @@ class Connection:
         self._faults = fault_types(library)
         self.host: str = endpoint.url.host
         where = endpoint.url.netloc.decode("ascii")
-        self.account = f"{settings.vendor}:{where}:{fingerprint(repr((settings.api_key, *settings.secrets)))}"
+        identity = (settings.api_key, settings.sdk_kwargs, *(self._headers.get(name) for name in _SIGNATURES))
+        self.account = f"{settings.vendor}:{where}:{fingerprint(repr(identity))}"
 
     async def complete(self, call: Call, parse: Callable[[bytes], LMReply]) -> LMReply:
         """Send one request and parse the body of a successful response.
@@ -122,7 +123,7 @@ class Connection:
             raise self._classified(fault, secrets) from fault
         chunks: Any = None
         try:
-            if response.status_code != 200 or "event-stream" not in response.headers.get("content-type", ""):
+            if response.status_code != 200 or "event-stream" not in response.headers.get("content-type", "").lower():
                 try:
                     with _until(deadline):
                         await response.aread()

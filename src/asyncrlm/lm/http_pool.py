@@ -23,6 +23,10 @@ MAX_CONNECTIONS = 2000
 """Connections to one account at most; fewer where the process may have few open files."""
 
 
+_CUT = 10
+"""Characters of a secret's beginning that are still none of anybody's business."""
+
+
 class ConnectionSettings(Struct, frozen=True, kw_only=True, eq=False):
     """Where to send and how to sign: all that the models of one account share."""
 
@@ -60,10 +64,15 @@ class ConnectionSettings(Struct, frozen=True, kw_only=True, eq=False):
 
 
 def redacted(text: str, secrets: tuple[str, ...]) -> str:
-    """`text` without the secrets in it."""
+    """`text` without the secrets in it, and without the beginning of one that was cut in the middle."""
     for secret in secrets:
         if len(secret) >= 8:
             text = text.replace(secret, "[redacted]")
+        length = _CUT
+        while length < len(secret) and secret[: length + 1] in text:
+            length += 1
+        if length < len(secret):
+            text = text.replace(secret[:length], "[redacted]")
     return text
 
 
