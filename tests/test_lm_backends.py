@@ -61,6 +61,37 @@ async def test_a_stream_comes_word_by_word(backend: Backend) -> None:
 
 
 @each
+async def test_a_delta_is_there_before_the_next_one_is_written(backend: Backend) -> None:
+    got: list[str] = []
+
+    async def hold(piece: int) -> None:
+        while piece == 25 and len(got) < 20:
+            await anyio.sleep(0.005)
+
+    async with backend.serving(FakeReply("word " * 50, before_piece=hold)) as (_, client):
+        with anyio.fail_after(10):
+            async for delta in client.astream(ask()):
+                got.append(delta.text)
+    assert "".join(got) == "word " * 50
+
+
+@each
+async def test_a_stream_that_is_cancelled_or_too_slow_is_closed(backend: Backend) -> None:
+    async def hold(piece: int) -> None:
+        if piece >= 4:
+            await anyio.sleep_forever()
+
+    async with backend.serving(lambda request: FakeReply("word " * 50, before_piece=hold)) as (server, client):
+        with anyio.move_on_after(0.2) as scope:
+            await streamed(client, ask())
+        assert scope.cancelled_caught
+        with pytest.raises(LMError, match="no whole reply") as caught:
+            await streamed(client, ask(sampling_args={"timeout": 0.2}))
+        assert (caught.value.kind, caught.value.charged) == ("timeout", True)
+        assert len(server.requests) == 2
+
+
+@each
 @both_ways
 async def test_thoughts_alone_are_an_empty_reply(backend: Backend, way: str) -> None:
     async with backend.serving(FakeReply(None, reasoning="```repl\nx\n```", finish_reason="length")) as (_, client):

@@ -35,6 +35,8 @@ class FakeReply(Struct, frozen=True):
     """The usage block, in the protocol's own words; "counted": a quarter of the characters; None: no usage block."""
     latency: float = 0.0
     """Seconds before the answer begins."""
+    before_piece: Callable[[int], Awaitable[None]] | None = None
+    """Awaited before each piece of a streamed answer, with its number from 0: holds the stream back."""
     status: int = 200
     headers: Mapping[str, str] = {}
     error: str | Mapping[str, Any] | None = None
@@ -221,7 +223,8 @@ class FakeServer(ABC):
             return await connection.send(reply.status, JSON | dict(reply.headers), body, cut=cut)
         if reply.body is None and self._streams(request):
             headers = {"content-type": "text/event-stream"} | dict(reply.headers)
-            return await connection.send_chunks(reply.status, headers, self._events(request, reply), cut=cut)
+            events = self._events(request, reply)
+            return await connection.send_chunks(reply.status, headers, events, cut=cut, before=reply.before_piece)
         body = dumps(self._completion(request, reply)) if reply.body is None else reply.body
         return await connection.send(reply.status, JSON | dict(reply.headers), body, cut=cut)
 
