@@ -5,7 +5,9 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from asyncrlm.lm.base import LMClient, LMRequest, Message
+import msgspec
+
+from asyncrlm.lm.base import LMClient, LMReply, LMRequest, Message
 from asyncrlm.lm.clients import ClientSpec, client_spec
 from asyncrlm.testing import FakeOpenAIServer
 
@@ -17,6 +19,13 @@ KEY = "sk-this-key-must-not-leak-0123456789"
 
 def ask(text: str = "hello", **arguments: Any) -> LMRequest:
     return LMRequest(messages=(Message("user", text),), **arguments)
+
+
+def timeless(reply: LMReply) -> LMReply:
+    """A reply without the seconds it took, for comparing."""
+    assert reply.latency is not None
+    assert 0 <= reply.latency < 60
+    return msgspec.structs.replace(reply, latency=None)
 
 
 def spec_for(server: FakeOpenAIServer, sampling_args: dict[str, Any] | None = None, **kwargs: Any) -> ClientSpec:

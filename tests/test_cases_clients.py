@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from asyncrlm import AsyncRLM, LMError
-from asyncrlm.testing import FakeReply
+from asyncrlm.testing import FakeAnthropicServer, FakeOpenAIServer, FakeReply
 
 from .cases import CASES, covers, scripted
 from .cases.http import Asked, Serving, serving
@@ -204,3 +204,38 @@ async def test_a_wrong_key_of_a_sub_model_is_told_and_not_tried_for_ever() -> No
     leaves = [asked for asked in server.asked if not asked.is_conversation]
     assert len(leaves) == 3
     assert "401" in server.asked[-1].newest or "authentication" in server.asked[-1].newest.lower()
+
+
+@both
+@covers("K06")
+async def test_a_reply_of_anthropic_that_begins_with_thoughts() -> None:
+    text = scripted(CASES["K06"])[0]
+    replies = [FakeReply(None, reasoning=submit("'WRONG'")), FakeReply(text, reasoning="hm")]
+    async with FakeAnthropicServer(replies) as server:
+        kwargs = {"model_name": "claude", "base_url": server.base_url, "api_key": "key"}
+        with anyio.fail_after(10):
+            result = await AsyncRLM("anthropic", backend_kwargs=kwargs).acompletion("CTX")
+    assert result.response == "ok"
+    assert len(server.requests) == 2
+    assert "empty" in server.requests[1].text
+
+
+@both
+@covers("K08")
+async def test_a_deployment_on_azure_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AZURE_OPENAI_API_KEY", "AZURE_OPENAI_ENDPOINT", "AZURE_OPENAI_DEPLOYMENT", "OPENAI_API_VERSION"):
+        monkeypatch.delenv(name, raising=False)
+    async with FakeOpenAIServer(scripted(CASES["K08"])) as server:
+        kwargs = {
+            "azure_endpoint": server.url,
+            "azure_deployment": "my-dep",
+            "api_version": "2024-10-21",
+            "api_key": "key",
+        }
+        rlm = AsyncRLM("azure_openai", backend_kwargs=kwargs, sampling_args={"temperature": 0.2})
+        with anyio.fail_after(10):
+            assert (await rlm.acompletion("CTX")).response == "ok"
+    (seen,) = server.requests
+    assert seen.path == "/openai/deployments/my-dep/chat/completions?api-version=2024-10-21"
+    assert seen.body["temperature"] == 0.2
+    assert seen.headers["api-key"] == "key"

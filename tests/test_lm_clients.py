@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -13,11 +14,16 @@ from asyncrlm.lm.endpoints import PRESETS, key_from_environment, origin_of
 from asyncrlm.testing import ScriptedLM
 
 VARIABLES = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENROUTER_API_KEY", "AI_GATEWAY_API_KEY", "PRIME_API_KEY")
+OF_OTHERS = (
+    *("PORTKEY_API_KEY", "AZURE_OPENAI_API_KEY", "AZURE_OPENAI_AD_TOKEN", "AZURE_OPENAI_ENDPOINT"),
+    *("AZURE_OPENAI_DEPLOYMENT", "ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_BASE_URL"),
+    *("GEMINI_API_KEY", "GOOGLE_API_KEY", "GOOGLE_GEMINI_BASE_URL", "GOOGLE_GENAI_USE_VERTEXAI"),
+)
 
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in VARIABLES:
+    for name in (*VARIABLES, *OF_OTHERS):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -41,8 +47,27 @@ async def echo(messages: list[dict[str, str]]) -> str:
         ("openrouter", {"api_key": "k"}, "model_name"),
         ("opena", None, "did you mean 'openai'.*known: openai, vllm"),
         ("gpt", None, "known: openai"),
-        ("anthropic", None, "later release"),
-        ("gemini/gemini-4", None, "later release"),
+        ("anthropic", {"api_key": "k"}, "anthropic/claude"),
+        ("anthropic/c", {"api_key": "k", "auth_token": "t"}, "not both"),
+        ("anthropic/c", {"api_key": "k", "max_tokens": 0}, "positive number of tokens"),
+        ("anthropic/c", {"api_key": "k", "prompt_caching": "yes"}, "True or False"),
+        ("anthropic/c", {"api_key": 5}, "async callable"),
+        ("anthropic/c", {"api_key": "k", "sampling_args": {"seed": 1}}, "anthropic has no 'seed'"),
+        ("anthropic/c", {"api_key": "k", "sampling_args": {"response_format": {"type": "x"}}}, "json_schema"),
+        ("gemini", {"api_key": "k", "model_name": 5}, "must be a str"),
+        ("gemini", {"api_key": "k", "credentials": object()}, "vertexai=True"),
+        ("gemini", {"api_key": "k", "sampling_args": {"system_instruction": "x"}}, "written for each request"),
+        ("gemini", {"api_key": "k", "sampling_args": {"response_format": {"type": "x"}}}, "json_schema"),
+        ("gemini", {"vertexai": True, "base_url": "http://h:1"}, "credentials= or api_key="),
+        ("azure_openai", {"azure_endpoint": "https://h"}, "azure_deployment"),
+        ("azure_openai/d", {"api_key": "k"}, "needs azure_endpoint"),
+        ("azure_openai/d", {"azure_endpoint": "https://h", "base_url": "https://h"}, "exclude each other"),
+        ("azure_openai/d", {"azure_endpoint": "https://h", "api_key": "k", "azure_ad_token": "t"}, "not two"),
+        ("azure_openai/d", {"azure_endpoint": "https://h", "azure_ad_token_provider": "t"}, "must be a function"),
+        ("azure_openai/d", {"azure_endpoint": "https://h"}, "AZURE_OPENAI_API_KEY"),
+        ("portkey/m", {"api_key": 5}, "must be a str"),
+        ("portkey/m", None, "PORTKEY_API_KEY"),
+        ("portkey/m", {"api_key": "k", "default_headers": []}, "must be a dict"),
         ("openai", {"api_kei": "k"}, "did you mean 'api_key'.*known: .*base_url"),
         ("openai", {"api_key": "k", "provider": object()}, "provider is not supported yet"),
         ("openai", {"api_key": "k", "max_retries": -1}, "max_retries"),
@@ -58,7 +83,7 @@ async def echo(messages: list[dict[str, str]]) -> str:
         ("openai", {"api_key": "k", "price": {"input": 1, "output": 1, "out": 1}}, "price must be"),
         ("openai", {"api_key": "k", "price": {"input": 1, "output": float("inf")}}, "price must be"),
         ("openai", {"api_key": "k", "sampling_args": {"model": "x"}}, "model_name"),
-        ("openai", {"api_key": "k", "sampling_args": {"stream": True}}, "taken whole"),
+        ("openai", {"api_key": "k", "sampling_args": {"stream": True}}, "asks for a stream"),
         ("openai", {"api_key": "k", "sampling_args": [1]}, "must be a dict"),
         ("openai", {"api_key": "k", "sampling_args": {"timeout": "soon"}}, "timeout in sampling_args"),
         ("openai", {"api_key": "k", "default_headers": ["x"]}, "default_headers must be a dict"),
@@ -92,9 +117,24 @@ def test_every_preset_can_be_named(backend: str) -> None:
     spec = client_spec(backend, kwargs)
     assert spec.backend == backend.partition("/")[0]
     assert spec.model == (backend.partition("/")[2] or PRESETS["openai"].default_model)
-    assert spec.needs_price
+    assert spec.needs_price is not PRESETS[spec.backend].free
     assert repr(spec) == f"<ClientSpec {spec.backend}: {spec.model}>"
     assert set(BACKENDS) >= set(PRESETS)
+
+
+@pytest.mark.parametrize("name", ["ollama", "lmstudio", "llamacpp"])
+def test_a_model_on_this_machine_costs_nothing_and_gets_no_key(name: str) -> None:
+    spec = client_spec(f"{name}/m")
+    assert (spec.price, spec.needs_price) == (Price(0.0), False)
+    assert client_spec(f"{name}/m", {"price": (1, 2)}).price == Price(input=1, output=2)
+    assert client_spec(f"{name}/m", {"base_url": "http://gpu.example:1/v1"}).needs_price
+
+
+@pytest.mark.parametrize(("backend", "extra"), [("anthropic/m", "anthropic"), ("gemini/m", "gemini")])
+def test_an_sdk_that_is_not_there_says_how_to_get_it(backend: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, {"anthropic": "anthropic", "gemini": "google.genai"}[extra], None)
+    with pytest.raises(ConfigurationError, match=rf'pip install "asyncrlm\[{extra}\]"'):
+        client_spec(backend, {"api_key": "k"})
 
 
 def test_retries_price_and_window_are_taken() -> None:
@@ -122,7 +162,7 @@ def test_a_preset_takes_its_own_key_from_the_environment(monkeypatch: pytest.Mon
         if name != "OPENAI_BASE_URL":
             monkeypatch.setenv(name, f"{name}-value")
     for preset in PRESETS.values():
-        if preset.base_url is not None:
+        if preset.base_url is not None and preset.key_variable is not None:
             assert key_from_environment(origin_of(preset.base_url)) == f"{preset.key_variable}-value"
 
 

@@ -8,8 +8,6 @@ _REMOTE = "environments other than local; the local half is tested already"
 _SESSIONS = "conversations: session() and persistent=True; until then the argument is refused, which is tested"
 
 LATER = {
-    "K06": "the anthropic backend",
-    "K08": "the azure_openai backend",
     "X04": "tables as contexts; until then they are refused, which is tested",
     "X13": _REMOTE,
     "X14": _REMOTE,

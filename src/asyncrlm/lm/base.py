@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from msgspec import Struct, field
 
 from ..types import RateHints
+
+CUT_OFF = frozenset({"length", "refusal"})
+"""Finish reasons of a reply that has text but not all of it."""
 
 
 class Message(Struct, frozen=True):
@@ -36,9 +40,15 @@ class LMUsage(Struct, frozen=True, kw_only=True):
     """What a provider said one reply used. None means that it did not say."""
 
     input_tokens: int | None = None
+    """All input, what came from or went to a cache included."""
     output_tokens: int | None = None
+    """What is billed as output, thoughts included."""
     cached_tokens: int | None = None
+    """Of the input: read from the provider's cache."""
+    cache_write_tokens: int | None = None
+    """Of the input: written to the provider's cache, where that has a price of its own."""
     reasoning_tokens: int | None = None
+    """Of the output: thoughts."""
     cost: float | None = None
     """USD, where the provider itself reports it."""
 
@@ -49,6 +59,7 @@ class LMReply(Struct, frozen=True, kw_only=True):
     text: str
     reasoning: str | None = None
     finish_reason: str | None = None
+    """Why it ends there, alike for all providers: "stop", "length", "refusal", or else the provider's own word."""
     usage: LMUsage = LMUsage()
     model: str | None = None
     """The name the provider answered with, where it did; of several fallbacks it says which one answered."""
@@ -61,6 +72,22 @@ class LMReply(Struct, frozen=True, kw_only=True):
     waited: float = 0.0
     """Seconds the request waited before it was sent: for its turn, for a rate limit, for the ledger, between attempts.
     The engine's to fill in."""
+    latency: float | None = None
+    """Seconds from sending the request to having all of the reply, where a client measured them."""
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether the text is only the beginning of what the model was going to say: never to be run as if whole."""
+        return self.finish_reason in CUT_OFF
+
+
+class LMDelta(Struct, frozen=True, kw_only=True):
+    """A piece of a reply while it is being written."""
+
+    text: str = ""
+    reasoning: str = ""
+    reply: LMReply | None = None
+    """The whole reply; only in the last piece, and always there."""
 
 
 class LMClient(ABC):
@@ -90,6 +117,18 @@ class LMClient(ABC):
         Raises:
             LMError: with `kind`, `status`, `retryable` and `retry_after`.
         """
+
+    async def astream(self, request: LMRequest) -> AsyncGenerator[LMDelta]:
+        """Send `request` once and give the reply as it is being written.
+
+        The texts of all deltas together are the reply's text. Who leaves early closes the generator
+        (`contextlib.aclosing`). A client that can't stream gives the whole reply as one delta.
+
+        Raises:
+            LMError: as `acomplete`; `charged` when it breaks off in the middle.
+        """
+        reply = await self.acomplete(request)
+        yield LMDelta(text=reply.text, reasoning=reply.reasoning or "", reply=reply)
 
     async def aclose(self) -> None:
         """Release connections. Closing twice is fine."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import importlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast
+
+from msgspec import structs
 
 from ..errors import ConfigurationError
 from ..ledger import Price
-from .base import LMClient, LMReply, LMRequest
+from .base import LMClient, LMDelta, LMReply, LMRequest
 from .callable import CallableClient
-from .endpoints import PRESETS
+from .endpoints import PRESETS, fingerprint
 from .fallback import FallbackClient
-from .openai_client import fingerprint
 from .openai_spec import openai_spec
 from .spec import OUR_KWARGS, ClientSpec, Shared, checked_sampling, price_and_window, refuse_unknown
 
@@ -21,10 +23,16 @@ __all__ = ["BACKENDS", "Backend", "ClientSpec", "Shared", "client_spec"]
 Backend = str | LMClient | Callable[..., Awaitable[Any]] | Sequence[Any]
 """A name, "provider/model", a client, an async callable, or a list of those: the later ones stand in for the first."""
 
-LATER_BACKENDS = ("azure_openai", "anthropic", "gemini", "portkey", "ollama", "lmstudio", "llamacpp")
-"""Vendors whose own clients come with a later release."""
+_VENDORS = {
+    "azure_openai": "azure",
+    "anthropic": "anthropic_spec",
+    "gemini": "gemini_spec",
+    "portkey": "portkey",
+    "llamacpp_local": "llamacpp_local",
+}
+"""Name → the module with its spec, loaded where it is asked for."""
 
-BACKENDS = (*PRESETS, "offline")
+BACKENDS = (*PRESETS, *_VENDORS, "offline")
 """The names that `backend` may be."""
 
 
@@ -55,11 +63,7 @@ def client_spec(
         name, _, model = backend.partition("/")
         if model and kwargs.setdefault("model_name", model) != model:
             raise ConfigurationError(f"two models named: {backend!r} and model_name={kwargs['model_name']!r}")
-        if name == "offline":
-            return _offline_spec(kwargs, sampling)
-        if name in PRESETS:
-            return openai_spec(name, PRESETS[name], kwargs, sampling)
-        raise _unknown_backend(name)
+        return _named_spec(name, kwargs, sampling)
     if callable(backend):
         return _callable_spec(backend, kwargs, sampling)
     raise ConfigurationError(
@@ -68,12 +72,18 @@ def client_spec(
     )
 
 
+def _named_spec(name: str, kwargs: dict[str, Any], sampling: dict[str, Any]) -> ClientSpec:
+    if name == "offline":
+        return _offline_spec(kwargs, sampling)
+    if name in PRESETS:
+        return openai_spec(name, PRESETS[name], kwargs, sampling)
+    if name not in _VENDORS:
+        raise _unknown_backend(name)
+    module = importlib.import_module(f".{_VENDORS[name]}", __package__)
+    return getattr(module, f"{name}_spec")(kwargs, sampling)
+
+
 def _unknown_backend(name: str) -> ConfigurationError:
-    if name in LATER_BACKENDS:
-        return ConfigurationError(
-            f'backend="{name}" comes with a later release. Until then: an OpenAI-compatible endpoint of that service '
-            '(backend="vllm" with its base_url and api_key), or an async callable of your own.'
-        )
     close = difflib.get_close_matches(name, BACKENDS, 1)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
     return ConfigurationError(f"unknown backend {name!r}{hint}; known: {', '.join(BACKENDS)}")
@@ -189,7 +199,10 @@ class _WithSampling(LMClient):
         return self._client.needs_price
 
     async def acomplete(self, request: LMRequest) -> LMReply:
-        merged = self._sampling_args | request.sampling_args
-        return await self._client.acomplete(
-            LMRequest(messages=request.messages, sampling_args=merged, output_cap=request.output_cap)
-        )
+        return await self._client.acomplete(self._merged(request))
+
+    def astream(self, request: LMRequest) -> AsyncGenerator[LMDelta]:
+        return self._client.astream(self._merged(request))
+
+    def _merged(self, request: LMRequest) -> LMRequest:
+        return structs.replace(request, sampling_args=self._sampling_args | request.sampling_args)

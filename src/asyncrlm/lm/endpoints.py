@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from msgspec import Struct
 
 from ..errors import ConfigurationError
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+ApiKey = str | Callable[[], Awaitable[str]]
 
 
 class Preset(Struct, frozen=True, kw_only=True):
@@ -24,6 +25,8 @@ class Preset(Struct, frozen=True, kw_only=True):
     default_model: str | None = None
     body: dict[str, Any] = {}
     """Always sent, unless the caller's sampling_args say otherwise."""
+    free: bool = False
+    """Whether it runs on the caller's own machine: requests cost nothing."""
 
 
 DEFAULT_MODEL = "gpt-5.4-mini"
@@ -43,6 +46,9 @@ PRESETS: Mapping[str, Preset] = {
     "prime": Preset(
         base_url="https://api.pinference.ai/api/v1", key_variable="PRIME_API_KEY", body={"usage": {"include": True}}
     ),
+    "ollama": Preset(base_url="http://127.0.0.1:11434/v1", free=True),
+    "lmstudio": Preset(base_url="http://127.0.0.1:1234/v1", free=True),
+    "llamacpp": Preset(base_url="http://127.0.0.1:8080/v1", default_model="default", free=True),
 }
 
 Origin = tuple[str, str, int]
@@ -77,6 +83,11 @@ def _shown(base_url: str) -> str:
     return base_url.rpartition("@")[2].partition("?")[0].partition("#")[0][:100]
 
 
+def is_loopback(origin: Origin) -> bool:
+    """Whether this is the caller's own machine."""
+    return origin[1] in ("localhost", "::1") or origin[1].startswith("127.")
+
+
 def is_openai(origin: Origin) -> bool:
     """Whether this is OpenAI's own API, one of its regions included."""
     scheme, host, port = origin
@@ -85,8 +96,13 @@ def is_openai(origin: Origin) -> bool:
 
 def is_ambient(origin: Origin) -> bool:
     """Whether what OPENAI_* variables say (key, organization, headers) is meant for this origin."""
-    named = os.environ.get("OPENAI_BASE_URL", "").strip()
-    return is_openai(origin) or (bool(named) and origin_of(named) == origin)
+    return is_openai(origin) or is_named(origin, "OPENAI_BASE_URL")
+
+
+def is_named(origin: Origin, variable: str) -> bool:
+    """Whether the URL in this environment variable is of this origin."""
+    named = os.environ.get(variable, "").strip()
+    return bool(named) and origin_of(named) == origin
 
 
 def key_variable_for(origin: Origin) -> str | None:
@@ -102,7 +118,8 @@ def key_variable_for(origin: Origin) -> str | None:
 def needs_key(origin: Origin) -> bool:
     """Whether a request to `origin` is hopeless without a key."""
     return is_openai(origin) or any(
-        preset.base_url is not None and origin_of(preset.base_url) == origin for preset in PRESETS.values()
+        preset.base_url is not None and preset.key_variable is not None and origin_of(preset.base_url) == origin
+        for preset in PRESETS.values()
     )
 
 
@@ -126,6 +143,19 @@ def checked_key(key: str) -> str:
     return key
 
 
+def checked_api_key(key: Any) -> ApiKey | None:
+    """`key`, a str or an async function that gives one.
+
+    Raises:
+        ConfigurationError: if it is neither, or can't stand in a header. The message does not show it.
+    """
+    if isinstance(key, str):
+        return checked_key(key) or None
+    if key is not None and not callable(key):
+        raise ConfigurationError("api_key must be a str or an async callable that gives one")
+    return cast("ApiKey | None", key)
+
+
 def header_problem(name: object, value: object) -> str | None:
     """Why this can't be a header, or None if it can. Does not show the value."""
     if not isinstance(name, str) or not isinstance(value, str):
@@ -133,6 +163,39 @@ def header_problem(name: object, value: object) -> str | None:
     if not name or not name.isascii() or not name.isprintable() or set(name) & set(' :"') or not value.isprintable():
         return f"header {name!r} holds characters that no HTTP header can carry"
     return None
+
+
+def fingerprint(secret: str) -> str:
+    """Tells secrets apart without giving them away."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+
+
+def checked_headers(headers: Any) -> set[str]:
+    """The names of the caller's default headers, in lower case.
+
+    Raises:
+        ConfigurationError: for what is no header.
+    """
+    if headers is None:
+        return set()
+    if not isinstance(headers, Mapping):
+        raise ConfigurationError("default_headers must be a dict")
+    given = cast("Mapping[Any, Any]", headers)
+    for name, value in given.items():
+        if problem := header_problem(name, value):
+            raise ConfigurationError(f"default_headers: {problem}")
+    return {str(name).lower() for name in given}
+
+
+def checked_base_url(base_url: Any) -> str:
+    """`base_url` without slashes at its end.
+
+    Raises:
+        ConfigurationError: if it is none that a key can be trusted with.
+    """
+    base_url = str(base_url).rstrip("/")
+    origin_of(base_url)
+    return base_url
 
 
 def missing_key(backend: str, variable: str | None) -> ConfigurationError:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError
+from ..ledger import Price
 from .endpoints import (
     Preset,
+    checked_api_key,
+    checked_base_url,
+    checked_headers,
     checked_key,
-    header_problem,
+    fingerprint,
+    is_loopback,
     is_openai,
     key_from_environment,
     key_variable_for,
@@ -18,17 +22,10 @@ from .endpoints import (
     needs_key,
     origin_of,
 )
-from .openai_client import (
-    DEFAULT_TIMEOUT,
-    ApiKey,
-    Connection,
-    ConnectionSettings,
-    OpenAIClient,
-    fingerprint,
-    open_connection,
-)
-from .retrying import DEFAULT_ATTEMPTS
-from .spec import OUR_KWARGS, ClientSpec, Shared, price_and_window, refuse_unknown
+from .http import Connection
+from .http_pool import DEFAULT_TIMEOUT, ConnectionSettings
+from .openai_client import OpenAIClient, open_connection
+from .spec import OUR_KWARGS, ClientSpec, Shared, attempts_of, checked_timeout, price_and_window, refuse_unknown
 
 if TYPE_CHECKING:
     from .base import LMClient
@@ -64,14 +61,16 @@ def openai_spec(backend: str, preset: Preset, kwargs: dict[str, Any], sampling: 
     model = kwargs.pop("model_name", None) or preset.default_model
     if not isinstance(model, str):
         raise ConfigurationError(f'backend="{backend}" needs backend_kwargs={{"model_name": ...}}')
+    given_price = kwargs.get("price")
     price, window = price_and_window(model, kwargs)
+    attempts = attempts_of(kwargs)
     settings = _connection_settings(backend, preset, kwargs)
-    retries = kwargs.pop("max_retries", None)
-    if retries is not None and (not isinstance(retries, int) or retries < 0):
-        raise ConfigurationError(f"max_retries must be 0 or more, not {retries!r}")
     origin = None if settings.base_url is None else origin_of(settings.base_url)
     openai = origin is None or is_openai(origin)
     at_home = preset.base_url is not None and origin == origin_of(preset.base_url)
+    free = preset.free and origin is not None and is_loopback(origin)
+    if free and given_price is None:
+        price = Price(0.0)
 
     async def opener(shared: Shared) -> LMClient:
         connection: Connection = await shared(settings.key, lambda: open_connection(settings))
@@ -87,60 +86,34 @@ def openai_spec(backend: str, preset: Preset, kwargs: dict[str, Any], sampling: 
         model=model,
         backend=backend,
         key=(settings.key, model, fingerprint(repr(sorted(sampling.items(), key=str)))),
+        asked_with=sampling,
         price=price,
         window=window,
-        asked_with=sampling,
-        attempts=DEFAULT_ATTEMPTS if retries is None else retries + 1,
+        needs_price=not free,
+        attempts=attempts,
         opener=opener,
     )
 
 
 def _connection_settings(backend: str, preset: Preset, kwargs: dict[str, Any]) -> ConnectionSettings:
     base_url = _base_url(backend, preset, kwargs)
-    given: Any = kwargs.pop("api_key", None)
-    api_key: ApiKey | None = None
-    if isinstance(given, str):
-        api_key = checked_key(given) or None
-    elif callable(given):
-        api_key = cast("ApiKey", given)
-    elif given is not None:
-        raise ConfigurationError("api_key must be a str or an async callable that gives one")
+    api_key = checked_api_key(kwargs.pop("api_key", None))
     origin = origin_of(base_url) if base_url is not None else ("https", "api.openai.com", 443)
-    headers = _checked_headers(kwargs.get("default_headers"))
+    headers = checked_headers(kwargs.get("default_headers"))
     if api_key is None and not headers & {"authorization", "api-key", "x-api-key"}:
         api_key = key_from_environment(origin)
         api_key = checked_key(api_key) if api_key else None
         if api_key is None and needs_key(origin):
             raise missing_key(backend, key_variable_for(origin))
-    if not isinstance(kwargs.get("default_query") or {}, Mapping):
-        raise ConfigurationError("default_query must be a dict")
-    timeout = kwargs.pop("timeout", DEFAULT_TIMEOUT)
-    if isinstance(timeout, int | float) and not timeout > 0:
-        raise ConfigurationError(f"timeout must be a positive number of seconds, not {timeout!r}")
     return ConnectionSettings(
         base_url=base_url,
         api_key=api_key,
-        timeout=timeout,
+        timeout=checked_timeout(kwargs.pop("timeout", DEFAULT_TIMEOUT)),
         default_headers=kwargs.pop("default_headers", None) or {},
         default_query=kwargs.pop("default_query", None) or {},
-        organization=kwargs.pop("organization", None),
-        project=kwargs.pop("project", None),
         http_client=kwargs.pop("http_client", None),
-        sdk_kwargs={name: value for name, value in kwargs.items() if name != "max_retries" and value is not None},
+        sdk_kwargs={name: value for name, value in kwargs.items() if value is not None},
     )
-
-
-def _checked_headers(headers: Any) -> set[str]:
-    """The names of the caller's default headers, in lower case."""
-    if headers is None:
-        return set()
-    if not isinstance(headers, Mapping):
-        raise ConfigurationError("default_headers must be a dict")
-    given = cast("Mapping[Any, Any]", headers)
-    for name, value in given.items():
-        if problem := header_problem(name, value):
-            raise ConfigurationError(f"default_headers: {problem}")
-    return {str(name).lower() for name in given}
 
 
 def _base_url(backend: str, preset: Preset, kwargs: dict[str, Any]) -> str | None:
@@ -156,6 +129,4 @@ def _base_url(backend: str, preset: Preset, kwargs: dict[str, Any]) -> str | Non
         raise ConfigurationError(
             f'backend="{backend}" needs backend_kwargs={{"base_url": ...}}, such as "http://127.0.0.1:8000/v1"'
         )
-    base_url = str(base_url).rstrip("/")
-    origin_of(base_url)
-    return base_url
+    return checked_base_url(base_url)

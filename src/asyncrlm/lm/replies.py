@@ -7,7 +7,7 @@ import math
 import re
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 from msgspec import Raw, Struct
@@ -18,24 +18,29 @@ from .base import LMReply, LMUsage
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_NOTHING = Raw(b"null")
+T = TypeVar("T")
+
+NOTHING = Raw(b"null")
 
 
-class _Message(Struct):
+class RawMessage(Struct):
+    """A message as servers send it, or a piece of one."""
+
     content: str | list[Any] | None = None
     refusal: Any = None
     reasoning_content: Any = None
     reasoning: Any = None
+    content_blocks: list[Any] | None = None
 
 
 class _Choice(Struct):
-    message: _Message | None = None
+    message: RawMessage | None = None
     finish_reason: Any = None
 
 
 class _Completion(Struct):
     choices: list[_Choice] | None = None
-    usage: Raw = _NOTHING
+    usage: Raw = NOTHING
     model: Any = None
     error: Any = None
 
@@ -79,43 +84,72 @@ def parse_completion(body: bytes) -> LMReply:
     try:
         completion = _decode_completion(body)
     except msgspec.DecodeError as error:
-        completion = _decode_leniently(body, error)
+        completion = decode_leniently(body, _Completion, error)
     message = completion.choices[0].message if completion.choices else None
     if completion.error and (message is None or not message.content):
-        raise _reported_error(completion.error)
+        raise reported_error(completion.error)
     if message is None:
         raise LMError("the server's reply has no choices", kind="bad_reply", retryable=True, charged=True)
-    text, reasoning = _parts(message)
+    text, reasoning = message_parts(message)
     finish_reason = completion.choices[0].finish_reason if completion.choices else None
     if not text.strip() and isinstance(message.refusal, str) and message.refusal:
         text, reasoning, finish_reason = "", message.refusal, "refusal"
     return LMReply(
         text=text,
         reasoning=reasoning,
-        finish_reason=finish_reason if isinstance(finish_reason, str) else None,
-        usage=_usage(completion.usage),
+        finish_reason=finish_reason_of(finish_reason),
+        usage=completion_usage(completion.usage),
         model=completion.model if isinstance(completion.model, str) else None,
     )
 
 
-def _decode_leniently(body: bytes, error: msgspec.DecodeError) -> _Completion:
-    # The standard library takes what msgspec refuses: NaN, lone surrogates in escapes, a byte order mark.
+def decode_leniently(data: bytes, shape: type[T], error: msgspec.DecodeError, what: str = "reply") -> T:
+    """What the standard library reads in `data` and msgspec refuses: NaN, lone surrogates, a byte order mark.
+
+    Raises:
+        LMError: of kind "bad_reply", if it is no JSON of that shape at all.
+    """
     try:
-        loaded = json.loads(body)
-        usage = loaded.get("usage")
-        return msgspec.convert(loaded | {"usage": Raw(msgspec.json.encode(usage))}, _Completion)
+        loaded = json.loads(data)
+        usage = {"usage": Raw(msgspec.json.encode(loaded["usage"]))} if "usage" in loaded else {}
+        return msgspec.convert(loaded | usage, shape)
     except (ValueError, TypeError, AttributeError, RecursionError):
-        shown = whole_text(body[:80].decode("utf-8", "replace"))
+        shown = whole_text(data[:80].decode("utf-8", "replace"))
         raise LMError(
-            f"the server's reply is no chat completion ({error}): {shown!r}",
+            f"the server's {what} is no chat completion ({error}): {shown!r}",
             kind="bad_reply",
             retryable=True,
             charged=True,
         ) from error
 
 
-def _parts(message: _Message) -> tuple[str, str | None]:
+_FINISH_REASONS = {
+    "length": ("length", "max_tokens", "max_output_tokens", "model_context_window_exceeded", "continuation"),
+    "stop": ("stop", "end_turn", "stop_sequence", "eos", "eos_token", "complete"),
+    "refusal": (
+        *("refusal", "content_filter", "safety", "recitation", "language", "blocklist", "prohibited_content", "spii"),
+        *("model_armor", "escalation", "pup_limited_disabled", "image_safety", "image_prohibited_content"),
+    ),
+}
+_FINISH_REASON = {word: reason for reason, words in _FINISH_REASONS.items() for word in words}
+
+
+def finish_reason_of(said: Any) -> str | None:
+    """Why a reply ends, in our words whatever the provider's; words that we have none for stay."""
+    if not isinstance(said, str) or not said or said == "FINISH_REASON_UNSPECIFIED":
+        return None
+    return _FINISH_REASON.get(said.lower(), said)
+
+
+def message_parts(message: RawMessage) -> tuple[str, str | None]:
+    """The text of a message and the thoughts in it, wherever the server puts them."""
     reasoning = [part for part in (message.reasoning_content, message.reasoning) if isinstance(part, str) and part][:1]
+    for block in message.content_blocks or []:
+        match block:
+            case {"thinking": str(text)} | {"delta": {"thinking": str(text)}} if text:
+                reasoning.append(text)
+            case _:
+                continue
     if not isinstance(message.content, list):
         return whole_text(message.content or ""), "".join(reasoning) or None
     texts: list[str] = []
@@ -135,7 +169,8 @@ def _parts(message: _Message) -> tuple[str, str | None]:
     return whole_text("".join(texts)), "\n".join(reasoning) or None
 
 
-def _usage(raw: Raw) -> LMUsage:
+def completion_usage(raw: Raw) -> LMUsage:
+    """What the usage block of a completion says."""
     try:
         usage = _decode_usage(raw)
     except msgspec.DecodeError:
@@ -150,9 +185,14 @@ def _usage(raw: Raw) -> LMUsage:
     }
     cost = usage.cost
     return LMUsage(
-        **{name: count for name, count in counts.items() if count is not None and count >= 0},
+        **counted(counts),
         cost=cost if cost is not None and math.isfinite(cost) and cost >= 0 else None,
     )
+
+
+def counted(counts: dict[str, int | None]) -> dict[str, int]:
+    """The counts that a provider really gave."""
+    return {name: count for name, count in counts.items() if count is not None and count >= 0}
 
 
 # --- failures -----------------------------------------------------------------------------------------------------
@@ -194,7 +234,9 @@ def classify(status: int, message: str, code: str = "") -> LMError:
     kind: LMErrorKind = _KINDS.get(status, "server" if status >= 500 or status == 409 else "bad_request")
     if status in (400, 413, 422) and (status == 413 or _TOO_LONG.search(f"{code} {message}")):
         kind = "too_long"
-    elif status in (402, 403, 429) and _QUOTA.search(f"{code} {message}"):
+    elif status == 400 and "content_filter" in f"{code} {message}":
+        kind = "refusal"
+    elif status in (400, 402, 403, 429) and _QUOTA.search(f"{code} {message}"):
         kind = "quota"
     return LMError(
         f"HTTP {status}: {message}" if message else f"HTTP {status}",
@@ -210,10 +252,11 @@ def _message_of(body: bytes) -> tuple[str, str]:
         loaded = json.loads(body)
     except (ValueError, RecursionError):
         loaded = body.decode("utf-8", "replace")
-    return _message_in(loaded)
+    return message_in(loaded)
 
 
-def _message_in(loaded: Any) -> tuple[str, str]:
+def message_in(loaded: Any) -> tuple[str, str]:
+    """The message, and the code and type, in what a server gives as an error."""
     code = ""
     for _ in range(4):
         if not isinstance(loaded, dict):
@@ -229,9 +272,9 @@ def _message_in(loaded: Any) -> tuple[str, str]:
     return (text if len(text) <= 500 else text[:500] + " ..."), code
 
 
-def _reported_error(reported: Any) -> LMError:
+def reported_error(reported: Any) -> LMError:
     """The error that a response of status 200 carries instead of a completion."""
-    message, code = _message_in({"error": reported})
+    message, code = message_in({"error": reported})
     number = code.partition(" ")[0]
     if len(number) == 3 and number.isdecimal() and number >= "400":
         return classify(int(number), message, code)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import importlib
+import importlib.util
 from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, cast
@@ -26,8 +28,8 @@ OUR_KWARGS = ("model_name", "price", "context_window", "sampling_args")
 NOT_SAMPLING = {
     "model": 'name it in backend_kwargs={"model_name": ...}',
     "messages": "the engine writes them",
-    "stream": "replies are taken whole",
-    "stream_options": "replies are taken whole",
+    "stream": "the engine asks for a stream where it wants one",
+    "stream_options": "the engine asks for a stream where it wants one",
 }
 """What can't be a sampling argument, and what to do instead."""
 
@@ -75,6 +77,23 @@ class ClientSpec(Struct, frozen=True, kw_only=True, eq=False):
         return f"<ClientSpec {self.backend}: {self.model}>"
 
 
+def optional_sdk(module: str, extra: str, *, load: bool = True) -> Any:
+    """A vendor's SDK; with `load=False` only whether it is there.
+
+    Raises:
+        ConfigurationError: saying how to install it.
+    """
+    try:
+        if load:
+            return importlib.import_module(module)
+        found = importlib.util.find_spec(module)
+    except ImportError:
+        found = None
+    if found is None:
+        raise ConfigurationError(f'{module} is not installed: pip install "asyncrlm[{extra}]"')
+    return None
+
+
 def refuse_unknown(backend: str, kwargs: Mapping[str, Any], known: Iterable[str]) -> None:
     known = sorted(known)
     for name in kwargs:
@@ -102,6 +121,22 @@ def checked_sampling(*layers: Mapping[str, Any] | None) -> dict[str, Any]:
     if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
         raise ConfigurationError(f"timeout in sampling_args must be a positive number of seconds, not {timeout!r}")
     return merged
+
+
+def checked_timeout(timeout: Any) -> Any:
+    if isinstance(timeout, int | float) and not timeout > 0:
+        raise ConfigurationError(f"timeout must be a positive number of seconds, not {timeout!r}")
+    return timeout
+
+
+def attempts_of(kwargs: dict[str, Any]) -> int:
+    """How often to send a request, by `max_retries`, which is taken out of `kwargs`."""
+    retries = kwargs.pop("max_retries", None)
+    if retries is None:
+        return DEFAULT_ATTEMPTS
+    if not isinstance(retries, int) or retries < 0:
+        raise ConfigurationError(f"max_retries must be 0 or more, not {retries!r}")
+    return retries + 1
 
 
 def price_and_window(model: str | None, kwargs: dict[str, Any]) -> tuple[Price | None, int | None]:

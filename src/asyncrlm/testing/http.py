@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection of the fake server: `h11` on an anyio stream."""
+"""One HTTP/1.1 connection of a fake server: `h11` on an anyio stream."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 try:
     import h11
 except ImportError as error:  # pragma: no cover - the test extra has it
-    raise ImportError('FakeOpenAIServer needs h11: pip install "asyncrlm[testing]"') from error
+    raise ImportError('the fake servers need h11: pip install "asyncrlm[testing]"') from error
 
 _GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream)
 
@@ -94,14 +94,22 @@ class HttpConnection:
         return await self._finish(data, cut=cut)
 
     async def send_chunks(
-        self, status: int, headers: Mapping[str, str], chunks: Iterable[bytes], *, cut: bool = False
+        self,
+        status: int,
+        headers: Mapping[str, str],
+        chunks: Iterable[bytes],
+        *,
+        cut: bool = False,
+        before: Callable[[int], Awaitable[None]] | None = None,
     ) -> bool:
-        """Send a response piece by piece, or with `cut` only its first half."""
+        """Send a response piece by piece, or with `cut` only its first half; `before` each piece, await that."""
         pieces = list(chunks)
         head = h11.Response(status_code=status, headers=[*headers.items(), ("transfer-encoding", "chunked")])
         try:
             await self._stream.send(self._http.send(head) or b"")
-            for piece in pieces[: len(pieces) // 2] if cut else pieces:
+            for number, piece in enumerate(pieces[: len(pieces) // 2] if cut else pieces):
+                if before is not None:
+                    await before(number)
                 await self._stream.send(self._http.send(h11.Data(data=piece)) or b"")
         except _GONE:
             return False

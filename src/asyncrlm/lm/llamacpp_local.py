@@ -1,0 +1,178 @@
+"""A GGUF model inside this process, run by llama.cpp in a worker thread."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from ..errors import ConfigurationError, LMError
+from ..ledger import Price
+from .base import LMClient, LMDelta, LMReply, LMRequest, LMUsage
+from .endpoints import fingerprint
+from .openai_stream import CompletionStream
+from .replies import classify, whole_text
+from .spec import OUR_KWARGS, ClientSpec, Shared, optional_sdk, price_and_window, refuse_unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LLAMA_KWARGS = (
+    "model_path",
+    "n_ctx",
+    "n_gpu_layers",
+    "n_threads",
+    "n_batch",
+    "chat_format",
+    "seed",
+    "flash_attn",
+    "use_mmap",
+    "use_mlock",
+    "main_gpu",
+    "tensor_split",
+    "verbose",
+)
+"""What `backend_kwargs` of "llamacpp_local" may hold, beside what all may; handed to `llama_cpp.Llama`."""
+
+DEFAULT_CONTEXT = 8192
+"""Tokens of context where nobody says: a model's own may be more than the memory holds."""
+
+
+def llamacpp_local_spec(kwargs: dict[str, Any], sampling: dict[str, Any]) -> ClientSpec:
+    """The spec of `backend="llamacpp_local"`: a file, named by `model_path` or "llamacpp_local//path/to/it.gguf"."""
+    refuse_unknown("llamacpp_local", kwargs, (*LLAMA_KWARGS, *OUR_KWARGS))
+    named = kwargs.pop("model_name", None)
+    path = kwargs.pop("model_path", None) or named
+    if path is None or not Path(path).is_file():
+        raise ConfigurationError(
+            f'backend="llamacpp_local" needs a GGUF file{"" if path is None else f", and {str(path)!r} is none"}: give '
+            'backend_kwargs={"model_path": ...}. One that is small and writes code: '
+            "`hf download Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF qwen2.5-coder-1.5b-instruct-q4_k_m.gguf`"
+        )
+    optional_sdk("llama_cpp", "local", load=False)
+    model = named if named and named != str(path) else Path(path).stem
+    price, window = price_and_window(model, kwargs)
+    settings = {"n_ctx": window or DEFAULT_CONTEXT, "verbose": False, **kwargs, "model_path": str(path)}
+    key = ("llamacpp_local", fingerprint(repr(sorted(settings.items()))))
+
+    async def opener(shared: Shared) -> LMClient:
+        return LlamaClient(await shared(key, lambda: _loaded(settings)), model, sampling_args=sampling)
+
+    return ClientSpec(
+        model=model,
+        backend="llamacpp_local",
+        key=(key, model, fingerprint(repr(sorted(sampling.items(), key=str)))),
+        asked_with={**sampling, **settings},
+        price=price or Price(0.0),
+        window=window or cast("int", settings["n_ctx"]) or None,
+        needs_price=False,
+        attempts=1,
+        opener=opener,
+    )
+
+
+class _Loaded:
+    """A model in memory. It does one thing at a time."""
+
+    def __init__(self, llama: Any) -> None:
+        self.llama = llama
+        self.turn = anyio.Semaphore(1)
+
+
+@asynccontextmanager
+async def _loaded(settings: Mapping[str, Any]) -> AsyncGenerator[_Loaded]:
+    llama_cpp = optional_sdk("llama_cpp", "local")
+    try:
+        llama = await anyio.to_thread.run_sync(lambda: llama_cpp.Llama(**settings))
+    except (ValueError, TypeError, OSError, RuntimeError) as error:
+        raise ConfigurationError(f"llama.cpp can't load {settings['model_path']}: {error}") from error
+    try:
+        yield _Loaded(llama)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(llama.close)
+
+
+class LlamaClient(LMClient):
+    """One model in memory. Requests wait for each other; a cancelled one ends at its next token."""
+
+    def __init__(self, loaded: _Loaded, model: str, *, sampling_args: Mapping[str, Any] | None = None) -> None:
+        self.model = model
+        self._loaded = loaded
+        self._known = set(inspect.signature(loaded.llama.create_chat_completion).parameters) - {"messages", "stream"}
+        self._sampling_args = dict(sampling_args or {})
+        self._arguments(self._sampling_args)
+
+    @property
+    def account(self) -> str:
+        return f"llamacpp_local:{self.model}:{id(self._loaded.llama):x}"
+
+    @property
+    def needs_price(self) -> bool:
+        return False
+
+    def _arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        arguments = {name: value for name, value in given.items() if value is not None}
+        if (cap := arguments.pop("max_completion_tokens", None)) is not None:
+            arguments["max_tokens"] = min(cap, arguments.get("max_tokens", cap))
+        for name in arguments.keys() - self._known - {"timeout"}:
+            raise ConfigurationError(f"llama.cpp has no {name!r}; known: {', '.join(sorted(self._known))}")
+        return arguments
+
+    async def acomplete(self, request: LMRequest) -> LMReply:
+        reply: LMReply | None = None
+        async for delta in self.astream(request):
+            reply = delta.reply
+        return cast("LMReply", reply)
+
+    async def astream(self, request: LMRequest) -> AsyncGenerator[LMDelta]:
+        try:
+            arguments = self._arguments(self._sampling_args | request.sampling_args)
+        except ConfigurationError as error:
+            raise LMError(str(error), kind="bad_request") from error
+        if request.output_cap is not None:
+            arguments["max_tokens"] = min(request.output_cap, arguments.get("max_tokens", request.output_cap))
+        timeout = arguments.pop("timeout", None)
+        messages = [{"role": m.role, "content": whole_text(m.content)} for m in request.messages]
+        llama, assembler, pieces = self._loaded.llama, CompletionStream(), 0
+        async with self._loaded.turn:
+            began = anyio.current_time()
+            # A step is a token, but the first one, which reads the whole prompt.
+            chunks = await _in_thread(lambda: llama.create_chat_completion(messages=messages, stream=True, **arguments))
+            try:
+                while (chunk := await _in_thread(lambda: next(cast("Iterator[Any]", chunks), None))) is not None:
+                    delta = assembler.feed(msgspec.json.encode(chunk))
+                    if delta is not None:
+                        pieces += 1
+                        yield delta
+                    if timeout is not None and anyio.current_time() - began > timeout:
+                        raise LMError(f"{self.model} has not finished within {timeout:g} s", kind="timeout")
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await _in_thread(chunks.close)
+            held = getattr(llama, "n_tokens", None)
+        reply = assembler.reply()
+        if reply.usage.output_tokens is None and isinstance(held, int):
+            usage = LMUsage(input_tokens=max(0, held - pieces), output_tokens=pieces)
+            reply = msgspec.structs.replace(reply, usage=usage)
+        yield LMDelta(reply=msgspec.structs.replace(reply, latency=anyio.current_time() - began))
+
+    def __repr__(self) -> str:
+        return f"<LlamaClient {self.model}>"
+
+
+async def _in_thread(work: Any) -> Any:
+    try:
+        return await anyio.to_thread.run_sync(work)
+    except (ValueError, RuntimeError, TypeError) as error:
+        failure = classify(400, str(error))
+        if failure.kind != "too_long":
+            failure = LMError(f"llama.cpp failed: {error}", kind="other")
+        failure.status = None
+        raise failure from error
