@@ -19,6 +19,7 @@ from .endpoints import (
     checked_base_url,
     checked_headers,
     checked_key,
+    checked_query,
     fingerprint,
     missing_key,
     origin_of,
@@ -106,7 +107,7 @@ def _settings(kwargs: dict[str, Any]) -> ConnectionSettings:
         api_key=checked_api_key(key),
         timeout=checked_timeout(kwargs.pop("timeout", DEFAULT_TIMEOUT)),
         default_headers=kwargs.pop("default_headers", None) or {},
-        default_query=kwargs.pop("default_query", None) or {},
+        default_query=checked_query(kwargs.pop("default_query", None)),
         http_client=kwargs.pop("http_client", None),
         sdk_kwargs={"auth_token": checked_key(token)} if token else {},
     )

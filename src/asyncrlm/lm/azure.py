@@ -12,7 +12,16 @@ from urllib.parse import quote
 import anyio.to_thread
 
 from ..errors import ConfigurationError, LMError
-from .endpoints import Origin, checked_api_key, checked_base_url, checked_headers, checked_key, fingerprint, origin_of
+from .endpoints import (
+    Origin,
+    checked_api_key,
+    checked_base_url,
+    checked_headers,
+    checked_key,
+    checked_query,
+    fingerprint,
+    origin_of,
+)
 from .http import Connection, Endpoint
 from .http_pool import DEFAULT_TIMEOUT, ConnectionSettings, http_client, redacted
 from .openai_client import OpenAIClient, fresh_key, sdk_client
@@ -114,7 +123,7 @@ def _settings(kwargs: dict[str, Any], version: str) -> ConnectionSettings:
         api_key=checked_api_key(api_key),
         timeout=checked_timeout(kwargs.pop("timeout", DEFAULT_TIMEOUT)),
         default_headers=kwargs.pop("default_headers", None) or {},
-        default_query=kwargs.pop("default_query", None) or {},
+        default_query=checked_query(kwargs.pop("default_query", None)),
         http_client=kwargs.pop("http_client", None),
         sdk_kwargs={
             "api_version": version,

@@ -187,6 +187,17 @@ def checked_headers(headers: Any) -> set[str]:
     return {str(name).lower() for name in given}
 
 
+def checked_query(query: Any) -> Mapping[str, object]:
+    """The caller's `default_query`, which may be None.
+
+    Raises:
+        ConfigurationError: if it is no dict. The message does not show it.
+    """
+    if query is not None and not isinstance(query, Mapping):
+        raise ConfigurationError("default_query must be a dict")
+    return cast("Mapping[str, object]", query or {})
+
+
 def checked_base_url(base_url: Any) -> str:
     """`base_url` without slashes at its end.
 

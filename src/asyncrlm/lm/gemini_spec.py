@@ -11,6 +11,7 @@ from .endpoints import (
     checked_api_key,
     checked_base_url,
     checked_headers,
+    checked_query,
     fingerprint,
     is_named,
     missing_key,
@@ -111,7 +112,7 @@ def _settings(kwargs: dict[str, Any]) -> ConnectionSettings:
         api_key=checked_api_key(key),
         timeout=checked_timeout(kwargs.pop("timeout", DEFAULT_TIMEOUT)),
         default_headers=kwargs.pop("default_headers", None) or {},
-        default_query=kwargs.pop("default_query", None) or {},
+        default_query=checked_query(kwargs.pop("default_query", None)),
         http_client=kwargs.pop("http_client", None),
         sdk_kwargs={
             "vertexai": bool(vertex),

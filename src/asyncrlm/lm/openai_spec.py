@@ -13,6 +13,7 @@ from .endpoints import (
     checked_base_url,
     checked_headers,
     checked_key,
+    checked_query,
     fingerprint,
     is_loopback,
     is_openai,
@@ -110,7 +111,7 @@ def _connection_settings(backend: str, preset: Preset, kwargs: dict[str, Any]) -
         api_key=api_key,
         timeout=checked_timeout(kwargs.pop("timeout", DEFAULT_TIMEOUT)),
         default_headers=kwargs.pop("default_headers", None) or {},
-        default_query=kwargs.pop("default_query", None) or {},
+        default_query=checked_query(kwargs.pop("default_query", None)),
         http_client=kwargs.pop("http_client", None),
         sdk_kwargs={name: value for name, value in kwargs.items() if value is not None},
     )
