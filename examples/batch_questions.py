@@ -37,7 +37,7 @@ async def ask_all(document: str | Path, questions: list[str]) -> list[str]:
                 answers[slot] = completion.response
             except RLMError as error:
                 # One question that meets a limit does not cost the others their answers.
-                answers[slot] = error.partial_answer or f"no answer: {error}"
+                answers[slot] = f"no answer: {error}"
 
         for slot in range(len(questions)):
             tasks.start_soon(ask, slot)
