@@ -20,7 +20,7 @@ from asyncrlm.lm.base import LMUsage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PRICE = Price(1.0, cached=0.1, output=10.0)
+PRICE = Price(1.0, cached=0.1, output=10.0, cache_write=1.25)
 
 
 def need(input_bytes: int = 300, *, model: str = "m", **kwargs: Any) -> Need:
@@ -45,6 +45,12 @@ def reserved(ledger: Ledger, what: Need) -> Reservation:
     [
         (used(100, 10), None, Settlement("m", 100, 10, 0, 0, 0.0002, False)),
         (used(100, 10, cached_tokens=80, reasoning_tokens=4), None, Settlement("m", 100, 10, 80, 4, 0.000128, False)),
+        (used(100, 10, cache_write_tokens=50), None, Settlement("m", 100, 10, 0, 0, 0.0002125, False)),
+        (
+            used(100, 10, cached_tokens=80, cache_write_tokens=90),
+            None,
+            Settlement("m", 100, 10, 80, 0, 0.000133, False),
+        ),
         (used(100, 10, cached_tokens=900), None, Settlement("m", 100, 10, 100, 0, 0.00011, False)),
         (used(100, 10, cost=0.5), None, Settlement("m", 100, 10, 0, 0, 0.5, False)),
         (used(100, 10, cost=0.5), 0.25, Settlement("m", 100, 10, 0, 0, 0.25, False)),
@@ -254,7 +260,7 @@ def test_an_allowance_is_replaced_and_never_over_half() -> None:
     ledger = Ledger(max_tokens=1_000, max_budget=0.004, mode="hard")
     ledger.hold_back(need(100, output_cap=100))
     ledger.hold_back(need(200, output_cap=100))
-    assert ledger.left() == {"money": 0.0028, "tokens": 700, "calls": None}
+    assert ledger.left() == {"money": 0.00275, "tokens": 700, "calls": None}
     ledger.hold_back(need(5_000, output_cap=100))
     assert ledger.left() == {"money": 0.002, "tokens": 500, "calls": None}
     with pytest.raises(BudgetExceededError, match="kept for the closing answer"):

@@ -27,7 +27,7 @@ PRICES = [
     Price(1.0, cached=0.1, output=10.0),
     Price(0.075, output=0.3),
     Price(0.0),
-    Price(3.0, cached=0.3, output=15.0),
+    Price(3.0, cached=0.3, output=15.0, cache_write=3.75),
 ]
 
 
@@ -79,7 +79,10 @@ class Interleavings(RuleBasedStateMachine):
         input_tokens = int(what.input_bytes * shares[0])
         output_tokens = int((self.ledger.output_cap(what) or 5_000) * shares[1])
         usage = LMUsage(
-            input_tokens=input_tokens, output_tokens=output_tokens, cached_tokens=int(input_tokens * cached)
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            cached_tokens=int(input_tokens * cached),
+            cache_write_tokens=input_tokens - int(input_tokens * cached),
         )
         self._end(reservation, lambda: reservation.settle(usage))
 

@@ -12,12 +12,15 @@ from anthropic.types import MessageCreateParams
 from lm_backends import BACKENDS
 from lm_serving import KEY, ask
 
+from asyncrlm import AsyncRLM
 from asyncrlm.errors import LMError
 from asyncrlm.lm.anthropic_client import DEFAULT_MAX_TOKENS, OLDER_SAMPLING, SAMPLING, SAMPLING_VERSION
 from asyncrlm.lm.anthropic_spec import ANTHROPIC_KWARGS
 from asyncrlm.lm.base import LMRequest, Message
 from asyncrlm.lm.clients import client_spec
 from asyncrlm.testing import FakeAnthropicServer, FakeReply
+
+from .helpers import submit
 
 pytestmark = pytest.mark.anyio
 
@@ -172,3 +175,24 @@ def test_the_sdk_takes_what_we_hand_on() -> None:
     assert ours <= names
     # What it knows beyond that is the engine's to write, or of no use to it.
     assert names - ours == {"model", "messages", "system", "stream", "prefill"} & names
+
+
+def test_what_goes_into_the_cache_costs_more_and_more_for_an_hour() -> None:
+    def writes(sampling_args: dict[str, Any] | None = None, **kwargs: Any) -> float | None:
+        spec = client_spec("anthropic/claude-sonnet-4-5", {"api_key": KEY} | kwargs, sampling_args)
+        assert spec.price is not None
+        return spec.price.cache_write
+
+    assert writes() == 1.25 * 3
+    assert writes({"cache_control": {"type": "ephemeral", "ttl": "1h"}}) == 2 * 3
+    assert writes(price={"input": 3, "output": 15, "cache_write": 4}) == 4
+    assert writes(price=(3, 15)) is None
+
+
+async def test_a_run_pays_for_what_goes_into_the_cache() -> None:
+    usage = {"input_tokens": 100, "cache_creation_input_tokens": 1_000, "output_tokens": 10}
+    async with FakeAnthropicServer([FakeReply(submit("1"), usage=usage)]) as server:
+        kwargs = {"base_url": server.base_url, "api_key": KEY}
+        rlm = AsyncRLM("anthropic/claude-sonnet-4-5", backend_kwargs=kwargs, max_budget=1.0, limits="hard")
+        result = await rlm.acompletion("CTX")
+    assert result.usage_summary.total_cost == pytest.approx((100 * 3 + 1_000 * 3.75 + 10 * 15) / 1e6)

@@ -165,6 +165,9 @@ async def test_a_reply_is_priced_by_the_model_that_gave_it() -> None:
         cost = (await client.acomplete(REQUEST)).usage.cost
     assert cost == pytest.approx((500 * 2 + 500 * 1 + 100 * 4) / 1e6)
     assert cost_of(Price(1.0), LMUsage(input_tokens=10, cached_tokens=99)) == pytest.approx(10e-6)
+    written = LMUsage(input_tokens=100, cached_tokens=40, cache_write_tokens=50)
+    assert cost_of(Price(1.0, 0.1, cache_write=1.25), written) == pytest.approx((10 + 4 + 62.5) / 1e6)
+    assert cost_of(Price(1.0), written) == pytest.approx(100e-6)
 
 
 async def test_fallbacks_close_what_is_theirs_and_need_one_at_least() -> None:
@@ -184,6 +187,8 @@ def test_fallbacks_are_as_dear_as_the_dearest_and_as_short_as_the_shortest() -> 
     free, paid = ScriptedLM([]), ScriptedLM([], needs_price=True)
     both = client_spec([free, paid], [{"context_window": 50}, {"price": (3, 4), "context_window": 40}])
     assert (both.needs_price, both.price, both.window) == (True, Price(input=3, cached=3, output=4), 40)
+    writes = client_spec([paid, paid], [{"price": {"input": 2, "output": 1, "cache_write": 2.5}}, {"price": (3, 4)}])
+    assert writes.price == Price(input=3, cached=3, output=4, cache_write=3)
     unknown = client_spec([free, paid])
     assert (unknown.price, unknown.window) == (None, None)
     assert client_spec([paid], [{"price": (3, 4)}]).backend == "ScriptedLM"

@@ -17,7 +17,8 @@ from lm_serving import spec_for
 from asyncrlm import AsyncRLM, ConfigurationError, LMError, Pacer
 from asyncrlm.events import SubcallFinished
 from asyncrlm.lm.base import LMRequest
-from asyncrlm.lm.pacing import BURST, Gate, Pacers
+from asyncrlm.lm.gate import Gate
+from asyncrlm.lm.pacing import BURST, Pacers
 from asyncrlm.testing import FakeOpenAIServer, FakeReply, FakeRequest, ScriptedLM
 
 from .helpers import scripted, submit

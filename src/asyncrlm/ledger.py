@@ -295,7 +295,7 @@ class Ledger:
         if self.mode == "hard":
             input_tokens = need.input_bytes
             output_tokens = self.output_cap(need) or 0
-            input_rate = 0 if rates is None else max(rates.input, rates.cached)
+            input_rate = 0 if rates is None else rates.dearest_input()
         else:
             input_tokens = -(-need.input_bytes // 3)
             known = self._outputs.get(need.model)

@@ -29,6 +29,8 @@ class Price(Struct, frozen=True):
     cached: float | None = None
     """Input that the provider had cached; None: as other input."""
     output: float = 0.0
+    cache_write: float | None = None
+    """Input that the provider puts into its cache, where that has a price of its own; None: as other input."""
 
 
 class Rates(Struct, frozen=True):
@@ -37,11 +39,22 @@ class Rates(Struct, frozen=True):
     input: int
     cached: int
     output: int
+    cache_write: int
 
     @classmethod
     def of(cls, price: Price) -> Rates:
         cached = price.input if price.cached is None else price.cached
-        return cls(_per_token(price.input), _per_token(cached), _per_token(price.output))
+        write = price.input if price.cache_write is None else price.cache_write
+        return cls(_per_token(price.input), _per_token(cached), _per_token(price.output), _per_token(write))
+
+    def dearest_input(self) -> int:
+        """What a token of input costs at most, whatever the provider does with it."""
+        return max(self.input, self.cached, self.cache_write)
+
+    def cost(self, input_tokens: int, cached: int, written: int, output_tokens: int) -> int:
+        """Picodollars; `cached` and `written` are parts of the input."""
+        other = input_tokens - cached - written
+        return other * self.input + cached * self.cached + written * self.cache_write + output_tokens * self.output
 
 
 class Need(Struct, frozen=True):
@@ -82,6 +95,8 @@ class ReportedUsage(Protocol):
     def output_tokens(self) -> int | None: ...
     @property
     def cached_tokens(self) -> int | None: ...
+    @property
+    def cache_write_tokens(self) -> int | None: ...
     @property
     def reasoning_tokens(self) -> int | None: ...
     @property
@@ -141,8 +156,8 @@ class Reservation:
         if money is None and usage is not None:
             money = _reported(usage.cost)
         if money is None and self._rates is not None:
-            rates = self._rates
-            money = (input_tokens - cached) * rates.input + cached * rates.cached + output_tokens * rates.output
+            written = min(input_tokens - cached, (_count(usage.cache_write_tokens) if usage else None) or 0)
+            money = self._rates.cost(input_tokens, cached, written, output_tokens)
         estimated = said_input is None or said_output is None
         self._end(Size(input_tokens, output_tokens, money or 0), cached, reasoning, money is not None, estimated)
         return None

@@ -23,6 +23,9 @@ class Entry(NamedTuple):
     output: float
 
 
+_CACHE_WRITE = {"anthropic": 1.25}
+"""What input that goes into the vendor's cache for five minutes costs, in prices of other input."""
+
 _TABLE = (
     Entry("openai", "gpt-6-astra", 922_000, 10.0, 1.0, 50.0),
     Entry("openai", "gpt-6.1-sol", 922_000, 2.0, 0.1, 10.0),
@@ -132,4 +135,12 @@ def window(model: str) -> int | None:
 def price(model: str) -> Price | None:
     """What `model` costs, or None if that is not known."""
     entry = find(model)
-    return None if entry is None else Price(input=entry.input, cached=entry.cached, output=entry.output)
+    if entry is None:
+        return None
+    factor = _CACHE_WRITE.get(entry.vendor)
+    return Price(
+        input=entry.input,
+        cached=entry.cached,
+        output=entry.output,
+        cache_write=None if factor is None else round(factor * entry.input, 6),
+    )

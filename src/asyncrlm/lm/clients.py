@@ -179,7 +179,14 @@ def _dearest(prices: Sequence[Price | None]) -> Price | None:
     if not known or len(known) < len(prices):
         return None
     cached = max(price.input if price.cached is None else price.cached for price in known)
-    return Price(input=max(p.input for p in known), cached=cached, output=max(p.output for p in known))
+    writes = [price.cache_write for price in known if price.cache_write is not None]
+    dearest = max(price.input for price in known)
+    return Price(
+        input=dearest,
+        cached=cached,
+        output=max(price.output for price in known),
+        cache_write=max(dearest, *writes) if writes else None,
+    )
 
 
 class _WithSampling(LMClient):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..errors import LMError, LMErrorKind
+from ..money import PICO, Rates
 from .base import LMClient, LMReply, LMRequest, LMUsage
 
 if TYPE_CHECKING:
@@ -80,9 +81,10 @@ def priced(reply: LMReply, price: Price | None) -> LMReply:
 
 def cost_of(price: Price, usage: LMUsage) -> float:
     """USD of a reply that says what it used."""
-    entered, cached = usage.input_tokens or 0, min(usage.cached_tokens or 0, usage.input_tokens or 0)
-    per_cached = price.input if price.cached is None else price.cached
-    return ((entered - cached) * price.input + cached * per_cached + (usage.output_tokens or 0) * price.output) / 1e6
+    entered = usage.input_tokens or 0
+    cached = min(usage.cached_tokens or 0, entered)
+    written = min(usage.cache_write_tokens or 0, entered - cached)
+    return Rates.of(price).cost(entered, cached, written, usage.output_tokens or 0) / PICO
 
 
 def _all_failed(failures: Sequence[tuple[LMClient, LMError]]) -> LMError:

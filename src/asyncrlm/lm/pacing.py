@@ -1,9 +1,8 @@
-"""When a request may go: gates, the pace of an account, and the ledger's reserve and settle around each attempt."""
+"""When a request may go: the pace of an account, and whose turn it is."""
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ import msgspec
 
 from ..errors import ConfigurationError, LMError
 from .fair import NO_FLOW, FairQueue, Flow, Waiter
+from .gate import Gate
 from .limits import DEFAULT_ACCOUNT_WIDTH, open_files_share
 from .pace import Pace
 from .retrying import DEFAULT_ATTEMPTS, OnWait
@@ -23,70 +23,11 @@ if TYPE_CHECKING:
     from .base import LMClient, LMReply, LMRequest
     from .pace import Permit
 
+__all__ = ["BURST", "Gate", "Pacer", "Pacers", "reply_text"]
+
 BURST = 16
 """Requests of one account that start in one pass of the event loop. Many more hold the loop for long; fewer let calls
 pile up behind it, and each garbage collection walks them all."""
-
-
-class Gate:
-    """At most `limit` holders at once, first come, first served.
-
-    A free permit is had without giving way to other tasks. A permit handed to a task that is cancelled at that very
-    moment goes on to the next one.
-    """
-
-    __slots__ = ("_free", "_waiting", "limit")
-
-    def __init__(self, limit: int) -> None:
-        if limit < 1:
-            raise ValueError(f"a gate needs room for at least one, not {limit}")
-        self.limit = limit
-        self._free = limit
-        # Invariant: nobody waits while a permit is free. An event leaves the queue before it is set.
-        self._waiting: OrderedDict[anyio.Event, None] = OrderedDict()
-
-    @property
-    def in_flight(self) -> int:
-        """Permits held now."""
-        return self.limit - self._free
-
-    @property
-    def waiting(self) -> int:
-        """Tasks waiting for a permit."""
-        return len(self._waiting)
-
-    def acquire_nowait(self) -> bool:
-        """Take a permit if one is free."""
-        if self._free:
-            self._free -= 1
-            return True
-        return False
-
-    async def acquire(self) -> None:
-        """Take a permit, waiting for one if none is free."""
-        if self.acquire_nowait():
-            return
-        granted = anyio.Event()
-        self._waiting[granted] = None
-        try:
-            await granted.wait()
-        except BaseException:
-            if granted.is_set():
-                self.release()
-            else:
-                del self._waiting[granted]
-            raise
-
-    def release(self) -> None:
-        """Give a permit back: to whoever has waited longest, if anyone."""
-        if self._waiting:
-            granted, _ = self._waiting.popitem(last=False)
-            granted.set()
-        else:
-            self._free += 1
-
-    def __repr__(self) -> str:
-        return f"<Gate {self.in_flight}/{self.limit} in flight, {self.waiting} waiting>"
 
 
 class Pacer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 import anyio.lowlevel
@@ -16,8 +16,20 @@ if TYPE_CHECKING:
     from ..ledger import Ledger, Need, Reservation
     from .base import LMClient, LMReply, LMRequest
     from .fair import Flow
-    from .pace import Permit
-    from .pacing import Gate, Pacer
+    from .gate import Gate
+    from .pace import Pace, Permit
+
+
+class Turns(Protocol):
+    """Who gives an account's permits; `Pacer` does."""
+
+    pace: Pace
+
+    def enter_nowait(self, tokens: int) -> Permit | None: ...
+    async def enter(self, flow: Flow, tokens: int, *, first: bool, deadline: float) -> Permit: ...
+    def leave(self, permit: Permit) -> None: ...
+    def answered(self, permit: Permit, reply: LMReply) -> None: ...
+    def refused(self, permit: Permit, error: LMError) -> None: ...
 
 
 class Sending:
@@ -39,7 +51,7 @@ class Sending:
 
     def __init__(
         self,
-        pacer: Pacer,
+        pacer: Turns,
         client: LMClient,
         request: LMRequest,
         gate: Gate,

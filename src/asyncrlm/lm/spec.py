@@ -159,11 +159,11 @@ def _as_price(price: Any) -> Price | None:
             fields = {"input": entered, "output": left}
         case _:
             fields = {}
-    amounts = [fields.get("input"), fields.get("output"), fields.get("cached", 0.0)]
-    known = set(fields) <= {"input", "output", "cached"}
+    amounts = [fields.get("input"), fields.get("output"), fields.get("cached", 0.0), fields.get("cache_write", 0.0)]
+    known = set(fields) <= {"input", "output", "cached", "cache_write"}
     if not known or any(not isinstance(amount, int | float) or not 0 <= amount < float("inf") for amount in amounts):
         raise ConfigurationError(
-            'price must be (input, output) or {"input": ..., "output": ..., "cached": ...} in USD per million tokens, '
-            f"not {price!r}"
+            'price must be (input, output) or {"input": ..., "output": ..., "cached": ..., "cache_write": ...} in USD '
+            f"per million tokens, not {price!r}"
         )
     return Price(**fields)
