@@ -76,6 +76,19 @@ async def test_when_all_fail_each_that_may_have_been_paid_for_is_booked(last: An
     assert error.usage_summary.total_calls == charges
 
 
+async def test_a_reply_that_says_nothing_of_its_use_is_booked_by_its_text() -> None:
+    async def model(messages: list[dict[str, str]]) -> str:
+        if len(messages) == 1:  # a sub-call
+            return "yes"
+        return submit('sum(r == "yes" for r in llm_query_batched(["?"] * 40))')
+
+    with anyio.fail_after(20):
+        completion = await AsyncRLM(model, max_tokens=20_000).acompletion("CTX")
+    assert completion.response == "40"
+    assert completion.usage_summary.total_output_tokens < 1_000
+    assert not completion.usage_summary.complete
+
+
 async def test_a_hard_limit_has_room_for_every_fallback() -> None:
     clients = [lost("first"), lost("second"), ScriptedLM(["fine"] * 9, model="works")]
     rlm = AsyncRLM(clients, max_depth=0, limits="hard", max_tokens=6_000)

@@ -30,7 +30,19 @@ from .errors import (
     SubcallLimitExceededError,
     TokenLimitExceededError,
 )
-from .money import PICO, Need, Percentile, Price, Rates, ReportedUsage, Reservation, Settlement, Size, picodollars
+from .money import (
+    PICO,
+    Need,
+    Percentile,
+    Price,
+    Rates,
+    ReportedUsage,
+    Reservation,
+    Settlement,
+    Size,
+    likely_tokens,
+    picodollars,
+)
 from .types import ModelUsageSummary, UsageSummary
 
 if TYPE_CHECKING:
@@ -297,7 +309,7 @@ class Ledger:
             output_tokens = self.output_cap(need) or 0
             input_rate = 0 if rates is None else rates.dearest_input()
         else:
-            input_tokens = -(-need.input_bytes // 3)
+            input_tokens = likely_tokens(need.input_bytes)
             known = self._outputs.get(need.model)
             output_tokens = FIRST_OUTPUT_GUESS if known is None else known.value()
             if need.output_cap is not None:

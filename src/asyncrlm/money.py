@@ -137,19 +137,23 @@ class Reservation:
         self._rates = rates
         self._open = True
 
-    def settle(self, usage: ReportedUsage | None, *, cost: float | None = None) -> None:
+    def settle(
+        self, usage: ReportedUsage | None, *, cost: float | None = None, output_guess: int | None = None
+    ) -> None:
         """Book what the reply said it used. What it did not say is booked as reserved and marked estimated.
 
         Args:
             usage: None is the same as `settle_estimated`.
             cost: USD as the provider reports it; it wins over `usage.cost`, and both over the price.
+            output_guess: Output tokens to book, instead of those reserved, if it did not say.
         """
         if usage is None and cost is None:
             return self.settle_estimated()
         said_input = _count(usage.input_tokens) if usage else None
         said_output = _count(usage.output_tokens) if usage else None
         input_tokens = self._size.input_tokens if said_input is None else said_input
-        output_tokens = self._size.output_tokens if said_output is None else said_output
+        output_tokens = self._size.output_tokens if output_guess is None else output_guess
+        output_tokens = output_tokens if said_output is None else said_output
         cached = min(input_tokens, (_count(usage.cached_tokens) if usage else None) or 0)
         reasoning = (_count(usage.reasoning_tokens) if usage else None) or 0
         money = _reported(cost)
@@ -211,6 +215,11 @@ class Percentile:
     def value(self) -> int:
         """Raises IndexError before the first `add`."""
         return self._sorted[math.ceil(0.95 * len(self._sorted)) - 1]
+
+
+def likely_tokens(size: int) -> int:
+    """Tokens of `size` bytes of text, as far as that can be said without the model's tokeniser: one for three bytes."""
+    return -(-size // 3)
 
 
 def picodollars(usd: float, rounding: str = ROUND_CEILING) -> int:

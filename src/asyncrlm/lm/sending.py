@@ -10,6 +10,7 @@ import anyio.lowlevel
 import msgspec
 
 from ..errors import LMError
+from ..money import likely_tokens
 from .retrying import OnWait, may_pass, retried
 
 if TYPE_CHECKING:
@@ -165,7 +166,10 @@ class Sending:
             reservation.settle_estimated()
             raise
         self._charge(reply.charged_before)
-        reservation.settle(reply.usage, cost=reply.usage.cost)
+        guess = None
+        if reply.usage.output_tokens is None and self._ledger.mode == "soft":  # a function of the caller's, for one
+            guess = likely_tokens(len(reply.text.encode("utf-8", "surrogatepass")))
+        reservation.settle(reply.usage, cost=reply.usage.cost, output_guess=guess)
         self._pacer.answered(permit, reply)
         return reply
 
