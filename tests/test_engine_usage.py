@@ -101,6 +101,23 @@ async def test_a_hard_limit_has_room_for_every_fallback() -> None:
     assert caught.value.usage_summary.total_calls == 0
 
 
+@pytest.mark.parametrize(
+    ("cell_code", "sampling"),
+    [("llm_query([{'role': 'x' * 3_000, 'content': 'hi'}])", {}), ("llm_query('hi')", {"tools": ["x" * 3_000]})],
+)
+async def test_a_hard_limit_counts_all_that_a_model_reads(cell_code: str, sampling: dict[str, Any]) -> None:
+    sub = lost("sub")
+    root = scripted(cell(f"print({cell_code})"), submit("'done'"))
+    rlm = AsyncRLM(root, other_backends=[sub], sub_sampling_args=sampling, limits="hard", max_tokens=40_000)
+    used: list[int] = []
+    with anyio.fail_after(20):
+        async with rlm.astream("CTX") as events:
+            async for event in events:
+                if isinstance(event, UsageSettled) and event.model == "sub":
+                    used.append(event.input_tokens)
+    assert used[0] >= 3_000
+
+
 async def test_a_reply_of_a_model_alone_is_booked_once() -> None:
     root = ScriptedLM([LMReply(text="plain", usage=USAGE)])
     with anyio.fail_after(20):

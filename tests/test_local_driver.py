@@ -179,6 +179,29 @@ async def test_whatever_ends_a_worker_its_daemons_end(mode: str, tag: str) -> No
 
 
 @everywhere
+async def test_a_cell_that_ends_its_channel_ends_with_it(mode: str, tag: str) -> None:
+    hang_up = (
+        "import os, socket, stat\nfor n in map(int, os.listdir('/proc/self/fd')):\n"
+        "    if os.path.exists(f'/proc/self/fd/{n}') and stat.S_ISSOCK(os.fstat(n).st_mode):\n"
+        "        end = socket.socket(fileno=n); end.shutdown(socket.SHUT_WR); end.detach()\nwhile True: pass"
+    )
+    async with PlainScope() as scope:
+        environment = await mode_or_skip(scope, mode, isolation="none")  # confined it may not even try
+        async with client(scope, environment) as c:
+            await c.run(DAEMONS.format(tag=tag))
+            await until(lambda: len(marked(tag)) == 3)
+            worker = pid_of(c)
+            await c.begin(hang_up)
+            with anyio.fail_after(CAP):
+                await c.until_end()
+                await c.sandbox.aclose()
+        assert marked(tag) == []
+        assert not os.path.exists(f"/proc/{worker}")
+        async with client(scope, LocalEnvironment(_mode=mode)) as c:
+            assert "PermissionError" in str(await c.attempt(hang_up.replace("while True: pass", "")))
+
+
+@everywhere
 async def test_closing_ends_what_forks_without_end(mode: str, tag: str) -> None:
     async with PlainScope() as scope:
         environment = await mode_or_skip(scope, mode)

@@ -156,7 +156,7 @@ class Tree:
         size = fitting_bytes(spec, request)
         need = Need(
             model=spec.model,
-            input_bytes=size,
+            input_bytes=size + spec.argument_bytes(request.sampling_args),
             output_cap=request.output_cap,
             price=spec.price,
             models=spec.models,

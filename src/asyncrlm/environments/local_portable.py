@@ -22,8 +22,9 @@ import anyio.to_thread
 
 from .. import repl
 from ..errors import ConfigurationError
+from .local_output import CHUNK, open_pipes
 from .local_process import sweep_homes
-from .local_sandbox import CHUNK, LocalSandbox, open_pipes
+from .local_sandbox import LocalSandbox
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -143,7 +144,13 @@ class LocalPortable:
         os.set_blocking(control, False)
         near.setblocking(False)
         sandbox = PortableSandbox(
-            near, outputs, str(folder / "files"), report, copies_passed=False, on_closed=self._sandboxes.discard
+            near,
+            outputs,
+            str(folder / "files"),
+            report,
+            copies_passed=False,
+            on_closed=self._sandboxes.discard,
+            held=False,
         )
         sandbox.control = control
         options: dict[str, Any] = {

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import array
-import contextlib
-import fcntl
 import os
 import shutil
 import signal
 import socket
-import struct
-import termios
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -19,80 +15,16 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from ..repl.sandbox import Printed, Report, Sandbox
+from .local_output import CHUNK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-CHUNK = 1 << 18
-_PIPE_SIZE = 1 << 16
+    from .local_output import Output
+
 GRACE = 10.0
 """Seconds `aclose` waits for a killed worker to be gone; the kernel needs milliseconds, a swapping machine more."""
 _YIELD_EVERY = 16
-
-
-class Output:
-    """One output stream of a worker. Kept: a head and a tail of at most `keep` bytes each; the rest is only counted."""
-
-    def __init__(self, fd: int, keep: int) -> None:
-        self.fd = fd
-        self._keep = keep
-        self._head = bytearray()
-        self._tail = bytearray()
-        self._total = 0
-        self._widened = False
-
-    def add(self, data: bytes) -> None:
-        self._total += len(data)
-        if (room := self._keep - len(self._head)) > 0:
-            self._head += data[:room]
-            data = data[room:]
-        if data:
-            self._tail += data[-self._keep :]
-            del self._tail[: -self._keep]
-
-    def drain(self) -> None:
-        """Read what the pipe holds now, and no more: a daemon may print for ever."""
-        left = struct.unpack("i", fcntl.ioctl(self.fd, termios.FIONREAD, bytes(4)))[0]
-        while left > 0:
-            try:
-                data = os.read(self.fd, min(left, CHUNK))
-            except BlockingIOError:
-                return
-            if not data:
-                return
-            self.add(data)
-            left -= len(data)
-
-    def take(self) -> Printed:
-        """What was written since the last call."""
-        omitted = self._total - len(self._head) - len(self._tail)
-        printed = Printed(head=bytes(self._head), tail=bytes(self._tail), omitted=omitted)
-        self._head.clear()
-        self._tail.clear()
-        self._total = 0
-        return printed
-
-    async def pump(self) -> None:
-        """Read until the last writer is gone or the descriptor is being closed."""
-        while True:
-            try:
-                await anyio.wait_readable(self.fd)
-                data = os.read(self.fd, CHUNK)
-            except BlockingIOError:
-                continue
-            except (anyio.ClosedResourceError, OSError):
-                return
-            if not data:
-                return
-            self.add(data)
-            if len(data) >= _PIPE_SIZE and not self._widened:
-                self._widen()
-
-    def _widen(self) -> None:
-        # Only for who floods: what a user's pipes may hold in all is bounded.
-        self._widened = True
-        with contextlib.suppress(OSError, AttributeError):  # not on every system
-            fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, CHUNK)
 
 
 class LocalSandbox(Sandbox):
@@ -112,13 +44,18 @@ class LocalSandbox(Sandbox):
         *,
         copies_passed: bool,
         on_closed: Callable[[LocalSandbox], None],
+        held: bool = True,
     ) -> None:
+        """`held`: whoever sweeps holds standard output until all is swept. The end of the channel proves nothing, since
+        a cell can end it and go on; a pipe ends when its last writer is gone."""
         self.report = report
         self._channel = channel
         self._outputs = outputs
         self._files = files
         self._copies_passed = copies_passed
         self._on_closed = on_closed
+        self._held = held
+        self._gone = False
         self._pidfd = -1
         self._served = False
         self._given_files = False
@@ -167,6 +104,7 @@ class LocalSandbox(Sandbox):
                     break
                 continue
             if not data:
+                self.kill()  # of a cell that ended the channel the worker is still there
                 break
             # A worker that never pauses must not keep the loop to itself.
             self._at_once += 1
@@ -203,7 +141,7 @@ class LocalSandbox(Sandbox):
     @property
     def over(self) -> bool:
         """The worker that was there and all that it started are gone, and no file is on its way to it."""
-        return self._ended and self._served and not self._given_files
+        return self._gone and not self._given_files
 
     def is_fresh(self) -> bool:
         """Whether a worker started ahead is still there; what it has said meanwhile is kept for `receive`."""
@@ -307,7 +245,7 @@ class LocalSandbox(Sandbox):
                 self._ended = True
 
     def _signal(self, number: int) -> None:
-        if self._pidfd < 0 or self._ended:
+        if self._pidfd < 0:
             return
         try:
             signal.pidfd_send_signal(self._pidfd, number)
@@ -356,6 +294,10 @@ class LocalSandbox(Sandbox):
                 self._read()
             except BlockingIOError:
                 await anyio.wait_readable(self._channel)
+        if self._held and self._served:
+            self.kill()  # known by now, if it was not when `aclose` began
+            await self._outputs[0].last_writer_gone()
+            self._gone = True
 
     def release(self) -> None:
         """Close the descriptors. The worker, if it is still there, reads the end of its channel and ends."""
@@ -381,19 +323,3 @@ def _read_proc(name: str) -> str:
         return os.pread(fd, 4096, 0).decode("ascii", "replace")
     finally:
         os.close(fd)
-
-
-def open_pipes(keep: int) -> tuple[tuple[Output, Output], tuple[int, int]]:
-    """Two output pipes: the ends the host reads, and those a worker writes."""
-    made: list[int] = []
-    try:
-        for _ in range(2):
-            made += os.pipe()
-    except OSError:
-        for fd in made:
-            os.close(fd)
-        raise
-    for fd in made[::2]:
-        os.set_blocking(fd, False)
-    outputs = Output(made[0], keep), Output(made[2], keep)
-    return outputs, (made[1], made[3])

@@ -17,8 +17,9 @@ import anyio.to_thread
 
 from .. import repl
 from ..errors import SandboxLost
+from .local_output import open_pipes
 from .local_process import Process
-from .local_sandbox import LocalSandbox, open_pipes
+from .local_sandbox import LocalSandbox
 
 if TYPE_CHECKING:
     from collections.abc import Hashable

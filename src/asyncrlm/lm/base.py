@@ -32,8 +32,12 @@ class LMRequest(Struct, frozen=True, kw_only=True):
     its provider's name unless `sampling_args` already sets a lower one."""
 
     def input_bytes(self) -> int:
-        """UTF-8 bytes of all message texts: what input tokens are estimated from before the call."""
-        return sum(len(m.content.encode("utf-8", "surrogatepass")) + 16 for m in self.messages)
+        """UTF-8 bytes of all messages: what input tokens are estimated from before the call."""
+        return sum(_size(m.content) + _size(m.role) + 16 for m in self.messages)
+
+
+def _size(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 class LMUsage(Struct, frozen=True, kw_only=True):

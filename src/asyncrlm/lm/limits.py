@@ -20,6 +20,9 @@ DEFAULT_ACCOUNT_WIDTH = 2000
 
 MINUTE = 60.0
 
+LONGEST_PAUSE = 900.0
+"""Seconds for which one reply may stop a whole account. Who says more may be mistaken: the next request asks."""
+
 _LATE = 1.02
 """A window of ours is longer than the server's by this factor: requests take their time to get there."""
 
@@ -238,7 +241,8 @@ def _read(
     for names in families:
         said = headers.get(names.left)
         if said is not None and (left := _count(said)) is not None:
-            return left, _count(headers.get(names.limit)), seconds_until(headers.get(names.reset), now)
+            reset = seconds_until(headers.get(names.reset), now)
+            return left, _count(headers.get(names.limit)), None if reset is None else min(reset, LONGEST_PAUSE)
     return None
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from .limits import Charge, Meter, Quota, Window
+from .limits import LONGEST_PAUSE, Charge, Meter, Quota, Window
 
 if TYPE_CHECKING:
     from ..errors import LMError
@@ -159,7 +159,7 @@ class Pace:
 
     def refused(self, permit: Permit, error: LMError, *, in_flight: int) -> None:
         """The request failed. Only a rate limit concerns the others."""
-        rate, wait = error.rate, error.retry_after
+        rate, wait = error.rate, error.retry_after and min(error.retry_after, LONGEST_PAUSE)
         limited = error.kind == "rate_limit"
         if limited and permit.token_charge is not None:
             self._used(permit, 0)

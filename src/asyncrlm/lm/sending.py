@@ -163,6 +163,8 @@ class Sending:
             self._pacer.refused(permit, error)
             raise
         except BaseException:
+            if self._ledger.mode == "hard":  # cut off with any of the models that may be asked, after all the others
+                self._charge(self._need.models - 1)
             reservation.settle_estimated()
             raise
         self._charge(reply.charged_before)

@@ -73,6 +73,11 @@ class ClientSpec(Struct, frozen=True, kw_only=True, eq=False):
         """The client, its connections shared with all specs of the same account: `shared` is a scope's method."""
         return await self.opener(shared)
 
+    def argument_bytes(self, own: Mapping[str, Any]) -> int:
+        """What sampling arguments add to the input at most, a request's `own` ones included: the model reads tools and
+        schemas, too."""
+        return sum(len(repr(dict(given)).encode("utf-8", "surrogatepass")) for given in (self.asked_with, own) if given)
+
     def __repr__(self) -> str:
         return f"<ClientSpec {self.backend}: {self.model}>"
 
@@ -117,6 +122,9 @@ def checked_sampling(*layers: Mapping[str, Any] | None) -> dict[str, Any]:
         if merged.get(name):
             raise ConfigurationError(f"sampling_args can't hold {name!r}: {instead}")
         merged.pop(name, None)
+    for name in ("n", "best_of", "candidate_count"):
+        if merged.get(name) not in (None, 1):
+            raise ConfigurationError(f"{name} in sampling_args must be 1: one reply is used, and each is paid for")
     timeout = merged.get("timeout")
     if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
         raise ConfigurationError(f"timeout in sampling_args must be a positive number of seconds, not {timeout!r}")

@@ -21,6 +21,7 @@ _DENIED: dict[str, Numbers] = {
     "connect": (42, 203),
     "bind": (49, 200),
     "listen": (50, 201),
+    "shutdown": (48, 210),  # of the channel, whose end the host would take for the worker's
     # Other processes.
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),

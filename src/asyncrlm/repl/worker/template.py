@@ -93,9 +93,11 @@ event loop, which all of them wait for."""
 class Job:
     """One worker: `pids` are those of its processes that are children of the template and not buried yet."""
 
-    def __init__(self, request: Request, channel: int, worker: int | None, pids: set[int]) -> None:
+    def __init__(self, request: Request, channel: int, out: int, worker: int | None, pids: set[int]) -> None:
         self.request = request
         self.channel = channel
+        self.out = out
+        """Its standard output, held until all is buried: by the end of it the host knows."""
         self.worker = worker
         """None where a warden has it."""
         self.pids = pids
@@ -112,7 +114,7 @@ class Template:
             os.set_inheritable(fd, False)
         self.host = os.pidfd_open(options["host"])
         if os.getppid() != options["host"]:
-            os._exit(0)
+            raise ProcessLookupError("the host is gone")
         self.packages = _only_packages(options["packages"])
         _import_all()
         self.facts, self.nests = facts.choose(options["mode"], self.home, self.lock)
@@ -178,8 +180,8 @@ class Template:
             self.remove(request)
             warden.say_exited(fds[0], None, f"the worker could not be started: {e}")
             os.close(fds[0])
-        finally:
             os.close(fds[1])
+        finally:
             os.close(fds[2])
         return True
 
@@ -216,13 +218,15 @@ class Template:
             pids = {namespaces.clone(self.facts["flags"])}
         if 0 in pids:
             self.leave(Birth(self.facts, request, ends, self.rules, self.program))
-        job = Job(request, ends[0], worker, pids)
+        job = Job(request, ends[0], ends[1], worker, pids)
         self.jobs.update(dict.fromkeys(pids, job))
 
     def leave(self, birth: Birth) -> NoReturn:
         """In a process that was just made: be a template no more."""
         try:
             self.control.detach()
+            self.jobs.clear()  # a cell can reach this object through its frames
+            self.vacant.clear()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             if self.nests is not None:
@@ -275,6 +279,7 @@ class Template:
         elif os.WIFSIGNALED(status):
             warden.say_exited(job.channel, None, "its warden was killed")
         os.close(job.channel)
+        os.close(job.out)
 
     def remove(self, request: Request) -> None:
         """Remove the folder of one worker, or keep it for the next one that the host gives the same name."""
@@ -338,5 +343,12 @@ def _bound_arenas() -> None:
 
 def main(options: str) -> None:
     """Run the template; `options` is the host's JSON."""
-    template = Template(json.loads(options))
-    template.run()
+    given: Options = json.loads(options)
+    try:
+        template = Template(given)
+        template.run()
+    except BaseException:
+        # Of a host that is there it is the host that removes the folder, with the log in it.
+        if os.getppid() != given["host"]:
+            shutil.rmtree(given["home"], ignore_errors=True)
+        raise
