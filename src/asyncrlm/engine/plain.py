@@ -7,18 +7,22 @@ import re
 from pathlib import Path
 from typing import Any
 
+import anyio
 import anyio.to_thread
 
 from ..errors import ConfigurationError
 
 
-async def plain_text(prompt: Any, root_prompt: str | None) -> str:
+async def plain_text(prompt: Any, root_prompt: str | None, threads: anyio.CapacityLimiter) -> str:
     """The message a model is sent when the depth limit allows no REPL: the question, then the prompt itself.
 
     Raises:
         ConfigurationError: if the prompt has no text form.
     """
-    text = prompt if isinstance(prompt, str) else await anyio.to_thread.run_sync(_as_text, prompt)
+    if isinstance(prompt, str):
+        text = prompt
+    else:
+        text = await anyio.to_thread.run_sync(_as_text, prompt, limiter=threads)
     return f"{root_prompt}\n\n{text}" if root_prompt else text
 
 

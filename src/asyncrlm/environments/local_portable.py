@@ -75,7 +75,7 @@ class PortableSandbox(LocalSandbox):
     async def _wait_for_end(self) -> None:
         await super()._wait_for_end()
         if self.keeper is not None:
-            await anyio.to_thread.run_sync(self.keeper.wait, abandon_on_cancel=True)
+            await anyio.to_thread.run_sync(self.keeper.wait, abandon_on_cancel=True, limiter=self._threads)
 
     def release(self) -> None:
         if self.control >= 0:
@@ -87,9 +87,12 @@ class PortableSandbox(LocalSandbox):
 class LocalPortable:
     """What the runs of one scope share: a folder, locked by the host and by every keeper."""
 
-    def __init__(self, python: str, packages: list[str], package: Path | None) -> None:
+    def __init__(
+        self, python: str, packages: list[str], package: Path | None, *, threads: anyio.CapacityLimiter
+    ) -> None:
         self._python = python
         self._packages = packages
+        self._threads = threads
         self._package = package or Path(repl.__path__[0]) / "worker"
         self._sandboxes: set[LocalSandbox] = set()
         self._home = Path()
@@ -97,7 +100,7 @@ class LocalPortable:
 
     async def __aenter__(self) -> Self:
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self._make_home)
+            await anyio.to_thread.run_sync(self._make_home, limiter=self._threads)
         return self
 
     def _make_home(self) -> None:
@@ -114,14 +117,14 @@ class LocalPortable:
         with anyio.CancelScope(shield=True):
             for sandbox in list(self._sandboxes):
                 await sandbox.aclose()
-            await anyio.to_thread.run_sync(shutil.rmtree, self._home, True)
+            await anyio.to_thread.run_sync(shutil.rmtree, self._home, True, limiter=self._threads)
             os.close(self._lock)
 
     async def worker(self, report: Report, limits: dict[str, int], work: str | None, keep: int) -> PortableSandbox:
         """A new worker."""
         sandbox: PortableSandbox | None = None
         with anyio.CancelScope(shield=True):  # a thread's result that nobody takes would be a process nobody stops
-            sandbox = await anyio.to_thread.run_sync(self._spawn, report, limits, work, keep)
+            sandbox = await anyio.to_thread.run_sync(self._spawn, report, limits, work, keep, limiter=self._threads)
         assert sandbox is not None  # noqa: S101 - a shielded scope lets every exception through
         return sandbox
 
@@ -143,7 +146,13 @@ class LocalPortable:
         os.set_blocking(control, False)
         near.setblocking(False)
         sandbox = PortableSandbox(
-            near, outputs, str(folder / "files"), report, copies_passed=False, on_closed=self._sandboxes.discard
+            near,
+            outputs,
+            str(folder / "files"),
+            report,
+            copies_passed=False,
+            threads=self._threads,
+            on_closed=self._sandboxes.discard,
         )
         sandbox.control = control
         options: dict[str, Any] = {

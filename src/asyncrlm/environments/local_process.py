@@ -36,12 +36,15 @@ template.main(sys.argv[2])
 class Process:
     """One template process and its folder."""
 
-    def __init__(self, python: str, mode: str, packages: list[str], package: Path) -> None:
+    def __init__(
+        self, python: str, mode: str, packages: list[str], package: Path, threads: anyio.CapacityLimiter
+    ) -> None:
         """Start it; blocks for milliseconds, so call it in a thread.
 
         Raises:
             ConfigurationError: if `python` can't be run.
         """
+        self._threads = threads
         sweep_homes()
         self.home = Path(tempfile.mkdtemp(prefix=_PREFIX))
         lock = -1
@@ -96,7 +99,7 @@ class Process:
             data = self.control.recv(1 << 16)
             if data:
                 return msgspec.json.decode(data, type=Facts)
-        log = await anyio.to_thread.run_sync(self._log)
+        log = await anyio.to_thread.run_sync(self._log, limiter=self._threads)
         raise SandboxLost(f"the local environment's template did not come up: {log or 'it said nothing'}")
 
     def _log(self) -> str:
@@ -124,7 +127,7 @@ class Process:
             os.close(self._pidfd)
             # It removes its home itself, unless it was killed; then its wardens, who hold the lock too, are ending.
             with anyio.move_on_after(STOP_LIMIT):
-                await anyio.to_thread.run_sync(self._remove_home, abandon_on_cancel=True)
+                await anyio.to_thread.run_sync(self._remove_home, abandon_on_cancel=True, limiter=self._threads)
 
     def _remove_home(self) -> None:
         try:

@@ -55,8 +55,17 @@ class LocalTemplate:
     It holds no task: it may be left by another task than entered it.
     """
 
-    def __init__(self, python: str, mode: str, packages: list[str], package: Path | None = None) -> None:
-        self._arguments = python, mode, packages, package or Path(repl.__path__[0]) / "worker"
+    def __init__(
+        self,
+        python: str,
+        mode: str,
+        packages: list[str],
+        package: Path | None = None,
+        *,
+        threads: anyio.CapacityLimiter,
+    ) -> None:
+        self._arguments = python, mode, packages, package or Path(repl.__path__[0]) / "worker", threads
+        self._threads = threads
         self._process: Process | None = None
         self._facts: Facts | None = None
         self.orders: dict[Hashable, Order] = {}
@@ -96,7 +105,7 @@ class LocalTemplate:
             process: Process | None = None
             # In a shield: a thread's result that nobody takes would be a process that nobody stops.
             with anyio.CancelScope(shield=True):
-                process = await anyio.to_thread.run_sync(Process, *self._arguments)
+                process = await anyio.to_thread.run_sync(Process, *self._arguments, limiter=self._threads)
             assert process is not None  # noqa: S101 - a shielded scope lets every exception through
             try:
                 self._facts = await process.hello()
@@ -282,7 +291,15 @@ class LocalTemplate:
         token = process.tokens.pop() if process.tokens else secrets.token_hex(8)
         copies = order.request.confine and "readonly" in self.facts.mounts
         files = f"{process.home}/{token}"
-        sandbox = LocalSandbox(near, outputs, files, order.report, copies_passed=copies, on_closed=self._forget)
+        sandbox = LocalSandbox(
+            near,
+            outputs,
+            files,
+            order.report,
+            copies_passed=copies,
+            threads=self._threads,
+            on_closed=self._forget,
+        )
         self._sandboxes[sandbox] = Place(process, token)
         request = b'{"token":"%s",%s' % (token.encode(), order.body[1:])
         return sandbox, request, [far.detach(), *far_ends]

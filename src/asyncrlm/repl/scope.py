@@ -5,14 +5,19 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 import anyio
+
+if TYPE_CHECKING:
+    from .sandbox import Scope
 
 T = TypeVar("T")
 
 CLOSE_GRACE = 10.0
 """Seconds each resource has to close, whatever is cancelled meanwhile."""
+THREADS = 40
+"""Blocking calls of ours at a time, for each scope. What the caller's own code blocks on never counts among them."""
 
 
 class _Entry:
@@ -35,6 +40,8 @@ class ResourceScope:
 
     def __init__(self, *, long_lived: bool = False, grace: float = CLOSE_GRACE) -> None:
         self.long_lived = long_lived
+        self.threads = anyio.CapacityLimiter(THREADS)
+        """For blocking calls of ours: anyio's own limiter is the application's, whose threads may wait for us."""
         self._grace = grace
         self._entries: dict[Hashable, _Entry] = {}
         self._order: list[_Entry] = []  # as they were entered
@@ -121,4 +128,11 @@ class DepthScope:
     def __init__(self, scope: ResourceScope, depth: int) -> None:
         self.shared = scope.shared
         self.long_lived = scope.long_lived
+        self.threads = scope.threads
         self.depth = depth
+
+
+def threads_of(scope: Scope) -> anyio.CapacityLimiter:
+    """The limiter of blocking calls that goes with `scope`; a new one where a caller's scope has none."""
+    limiter = getattr(scope, "threads", None)
+    return anyio.CapacityLimiter(THREADS) if limiter is None else limiter
