@@ -12,8 +12,8 @@ from ..errors import ErrorThresholdExceededError, LimitError, LMError
 from ..lm.base import LMReply
 from ..lm.clients import ClientSpec
 from ..lm.pacing import reply_text
-from ..repl.broker import innermost
 from ..repl.context import ContextInfo, check_prompt_type, describe
+from ..repl.raised import innermost
 from ..repl.scope import DepthScope
 from ..repl.session import CellOutcome, Session
 from ..repl.tools import HostTools
