@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 import anyio
 
+from ..errors import RLMError
+
 if TYPE_CHECKING:
     from .sandbox import Scope
 
@@ -70,7 +72,9 @@ class ResourceScope:
                 return await self._enter(key, factory)
             await entry.done.wait()
             if entry.error is not None:
-                raise copy.copy(entry.error) from entry.error  # each run writes its own account into it
+                if isinstance(entry.error, RLMError):
+                    raise copy.copy(entry.error) from entry.error  # each run writes its own account into it
+                raise entry.error  # others' may not be ones that can be copied
             if entry.manager is not None:
                 return cast("T", entry.value)
 
