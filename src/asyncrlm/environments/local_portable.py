@@ -114,10 +114,15 @@ class LocalPortable:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        with anyio.CancelScope(shield=True):
-            for sandbox in list(self._sandboxes):
-                await sandbox.aclose()
-            await anyio.to_thread.run_sync(shutil.rmtree, self._home, True, limiter=self._threads)
+        # Not shielded: whoever leaves it has a grace of its own.
+        try:
+            async with anyio.create_task_group() as group:
+                for sandbox in list(self._sandboxes):
+                    group.start_soon(sandbox.aclose)
+            await anyio.to_thread.run_sync(
+                shutil.rmtree, self._home, True, abandon_on_cancel=True, limiter=self._threads
+            )
+        finally:
             os.close(self._lock)
 
     async def worker(self, report: Report, limits: dict[str, int], work: str | None, keep: int) -> PortableSandbox:

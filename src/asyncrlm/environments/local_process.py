@@ -21,6 +21,7 @@ from .local_order import Facts
 START_LIMIT = 60.0
 """Seconds a template may take to come up; it needs a twentieth of one."""
 STOP_LIMIT = 10.0
+"""Seconds to hang up on a template in, and again to see the end of one that was killed."""
 _PREFIX = "asyncrlm-"
 _BOOTSTRAP = """\
 import importlib.util as u, sys
@@ -113,21 +114,29 @@ class Process:
         socket.send_fds(self.control, [request], fds, getattr(socket, "MSG_NOSIGNAL", 0))
 
     async def stop(self) -> None:
-        """Hang up and wait until the process, all workers and its folder are gone."""
-        with anyio.CancelScope(shield=True):
-            anyio.notify_closing(self.control)
-            self.control.close()
+        """Hang up and wait until the process, all workers and its folder are gone. Cancelled, it kills the process."""
+        anyio.notify_closing(self.control)
+        self.control.close()
+        try:
             with anyio.move_on_after(STOP_LIMIT):
-                while self._popen.poll() is None:
-                    await anyio.wait_readable(self._pidfd)
-            if self._popen.poll() is None:
-                self._popen.kill()
-                while self._popen.poll() is None:
-                    await anyio.wait_readable(self._pidfd)
+                await self._gone()
+            with anyio.move_on_after(STOP_LIMIT):
+                self._kill()
+                await self._gone()
+        finally:
+            self._kill()
             os.close(self._pidfd)
-            # It removes its home itself, unless it was killed; then its wardens, who hold the lock too, are ending.
-            with anyio.move_on_after(STOP_LIMIT):
-                await anyio.to_thread.run_sync(self._remove_home, abandon_on_cancel=True, limiter=self._threads)
+        # It removes its home itself, unless it was killed; then its wardens, who hold the lock too, are ending.
+        with anyio.move_on_after(STOP_LIMIT):
+            await anyio.to_thread.run_sync(self._remove_home, abandon_on_cancel=True, limiter=self._threads)
+
+    async def _gone(self) -> None:
+        while self._popen.poll() is None:
+            await anyio.wait_readable(self._pidfd)
+
+    def _kill(self) -> None:
+        if self._popen.poll() is None:
+            self._popen.kill()
 
     def _remove_home(self) -> None:
         try:

@@ -17,7 +17,7 @@ import anyio.to_thread
 
 from .. import repl
 from ..errors import SandboxLost
-from .local_process import Process
+from .local_process import STOP_LIMIT, Process
 from .local_sandbox import LocalSandbox, open_pipes
 
 if TYPE_CHECKING:
@@ -88,13 +88,13 @@ class LocalTemplate:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        with anyio.CancelScope(shield=True):
-            process, self._process = self._process, None
-            left = list(self._sandboxes)  # the spares, and what a user forgot
-            for sandbox in left:
-                sandbox.kill()
-            for sandbox in left:
-                await sandbox.aclose()
+        # Not shielded: whoever leaves it has a grace of its own, and what that cuts off is killed.
+        process, self._process = self._process, None
+        try:
+            async with anyio.create_task_group() as group:
+                for sandbox in list(self._sandboxes):  # the spares, and what a user forgot
+                    group.start_soon(sandbox.aclose)
+        finally:
             if process is not None:
                 await process.stop()
 
@@ -111,7 +111,7 @@ class LocalTemplate:
                 self._facts = await process.hello()
                 self.orders.clear()
             except BaseException:
-                await process.stop()
+                await _stop(process)
                 raise
             self._process = process
             return process
@@ -119,7 +119,7 @@ class LocalTemplate:
     async def _replace(self, dead: Process) -> None:
         if self._process is dead:
             self._process = None
-            await dead.stop()
+            await _stop(dead)
 
     @property
     def facts(self) -> Facts:
@@ -303,6 +303,11 @@ class LocalTemplate:
         self._sandboxes[sandbox] = Place(process, token)
         request = b'{"token":"%s",%s' % (token.encode(), order.body[1:])
         return sandbox, request, [far.detach(), *far_ends]
+
+
+async def _stop(process: Process) -> None:
+    with anyio.move_on_after(STOP_LIMIT, shield=True):
+        await process.stop()
 
 
 def _close_all(fds: list[int]) -> None:
