@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import anyio
 import anyio.to_thread
 
 from ..errors import ConfigurationError
+from ..repl.context import json_text
 
 
 async def plain_text(prompt: Any, root_prompt: str | None, threads: anyio.CapacityLimiter) -> str:
@@ -34,8 +34,7 @@ def _as_text(prompt: Any) -> str:
         if isinstance(prompt, bytes):
             return prompt.decode("utf-8")
         try:
-            # Not `dumps`: that is one C call, which holds up all threads for as long as it takes.
-            return "".join(json.JSONEncoder(ensure_ascii=False, default=str).iterencode(prompt))
+            return json_text(prompt, ensure_ascii=False, default=str)
         except (TypeError, ValueError):  # keys that are no text, or a value that contains itself
             return repr(prompt)
     except Exception as error:
