@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, cast
 
 import anyio
@@ -10,7 +11,9 @@ from repl_fakes import FakeSandbox, FunctionServices, Worker, fake_session
 
 from asyncrlm.errors import BudgetExceededError, LMError, LMErrorKind, SandboxLost
 from asyncrlm.repl import broker as broker_module
+from asyncrlm.repl.broker import Broker
 from asyncrlm.repl.channel import Channel
+from asyncrlm.repl.clock import CellClock
 from asyncrlm.repl.link import Link
 from asyncrlm.repl.messages import Execute
 from asyncrlm.repl.session import SubCall
@@ -243,6 +246,33 @@ async def test_a_reply_longer_than_a_frame_is_an_error_reply(monkeypatch: pytest
     assert replies[0]["kind"] == "too_long"
     assert "at most 2,000" in replies[0]["error"]
     assert replies[1] == {"value": "xxxxx"}
+
+
+@pytest.mark.parametrize("direct", [True, False])
+async def test_a_worker_that_takes_no_replies_runs_out_of_credit(direct: bool) -> None:
+    call = b'{"t":"call","id":%d,"kind":"limits"}\n'
+    sandbox = FakeSandbox(capacity=500, direct=direct)
+    link = Link(sandbox)
+    link.channel = Channel(sandbox, link, credit=2_000)
+    clock = CellClock(None, sandbox.cpu_seconds)
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            group.start_soon(link.run)
+            await sandbox.outward.send(b'{"t":"ready","version":1,"python":"3"}\n')
+            await link.ready.wait()
+            broker = Broker(group, link.reply, FunctionServices(), HostTools(), clock, limiter=anyio.CapacityLimiter(1))
+            link.begin_cell(1, "", broker)
+            for number in range(200):  # each is answered at once, and its answer read
+                await sandbox.outward.send(call % number)
+                while f'"id":{number},'.encode() not in sandbox.inward.data:
+                    await anyio.lowlevel.checkpoint()
+                await sandbox.inward.receive()
+            assert link.failure is None
+            with contextlib.suppress(anyio.BrokenResourceError):
+                for number in range(1000, 1200):
+                    await sandbox.outward.send(call % number)
+            await link.ended.wait()
+    assert "beyond its credit" in str(link.failure)
 
 
 async def test_frames_of_ours_are_bounded_and_a_worker_that_takes_none_is_given_up() -> None:

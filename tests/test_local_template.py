@@ -18,10 +18,11 @@ import anyio.lowlevel
 import pytest
 from local_support import CAP, Client, PlainScope, client, until
 
-from asyncrlm.environments import Settings, local_template
+from asyncrlm.environments import Settings, local_sandbox, local_template
 from asyncrlm.environments.local import LocalEnvironment
 from asyncrlm.environments.local_template import SPARES
 from asyncrlm.errors import ConfigurationError, SandboxLost
+from asyncrlm.repl.scope import ResourceScope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,6 +74,38 @@ async def test_workers_kept_ahead_are_used_and_replaced(no_leaks: None) -> None:
         async with client(scope, settings=Settings(max_output=10)) as other:
             assert other.sandbox not in spares
         assert await c.value("print(3)") == 3
+
+
+async def test_sandboxes_left_open_are_closed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = anyio.Event()
+    waiting = 0
+
+    async def wait_for_end(_: Any) -> None:
+        nonlocal waiting
+        waiting += 1
+        if waiting == 3:
+            together.set()
+        await together.wait()
+
+    async with PlainScope() as scope:
+        for _ in range(3):
+            await LocalEnvironment().open(scope)
+        monkeypatch.setattr(local_sandbox, "GRACE", 4.0)
+        monkeypatch.setattr(local_sandbox.LocalSandbox, "_wait_for_end", wait_for_end)
+        began = anyio.current_time()
+    assert anyio.current_time() - began < 4.0  # each alone would have waited as long
+
+
+async def test_a_grace_ends_the_stopping_of_a_template_that_hangs() -> None:
+    scope = ResourceScope(grace=0.5)
+    await (await LocalEnvironment().open(scope)).aclose()
+    [entry] = scope._entries.values()
+    process = entry.value._process
+    os.kill(process._popen.pid, signal.SIGSTOP)
+    began = anyio.current_time()
+    await scope.aclose()
+    assert anyio.current_time() - began < CAP / 2  # by itself it waits longer
+    assert process._popen.wait(CAP) == -signal.SIGKILL
 
 
 async def test_a_worker_whose_folder_cannot_be_made_leaves_the_template_up(

@@ -103,8 +103,8 @@ def test_a_run_from_start_to_answer() -> None:
             "local, ready in 0 ms; isolation: net; not in force: disk",
         ),
         (SandboxOpened(run_id="r", environment="local", in_force={"net": None}), "no isolation"),
-        (SandboxDied(run_id="r", reason="killed"), "worker lost: killed; a fresh one took its place"),
-        (SandboxDied(run_id="r", reason="killed", replaced=False), "worker lost: killed\n"),
+        (RunStarted(run_id="r", root_model="m", prompt_type="file", prompt_size=3), "context: file, 3 bytes"),
+        (SandboxDied(run_id="r", reason="killed"), "worker lost: killed\n"),
         (
             CellFinished(run_id="r", turn=1, cell=7, error="Traceback\nValueError: [/INST]"),
             "cell 7 failed: ValueError: [/INST]",

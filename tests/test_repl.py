@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -429,3 +430,14 @@ async def test_names_of_contexts_can_be_loaded() -> None:
             for name in ("context", "context_1", "history", "history_2", "mine", "match"):
                 await repl.load(name, {"a": name})
                 assert (await repl.execute(f"print({name})")).stdout == f"{{'a': {name!r}}}\n"
+
+
+class Untouched(list[str]):
+    def __iter__(self) -> Any:
+        raise AssertionError("it takes long to walk")
+
+
+def test_a_context_is_not_walked_by_the_constructor(tmp_path: Path) -> None:
+    Repl(context=Untouched(["x"]))
+    with pytest.raises(ConfigurationError, match="can't be read"):
+        Repl(context=tmp_path / "none")

@@ -9,6 +9,8 @@ import json
 import math
 import os
 import pickle
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,31 @@ def test_slices_of_text_join_exactly(text: str, size: int) -> None:
     assert plan.form == "text"
     assert b"".join(pieces).decode("utf-8", "surrogatepass") == text
     assert all(len(piece) <= 4 * size for piece in pieces)
+
+
+def test_other_threads_go_on_while_a_list_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded = threading.Event()
+    began = 0.0
+    encode = codec.encode
+
+    def encode_and_tell(*arguments: Any) -> Any:
+        nonlocal began
+        result = encode(*arguments)
+        began = time.perf_counter()
+        encoded.set()
+        return result
+
+    def plan() -> None:
+        plan_load("context", value)
+
+    value = [{"number": number} for number in range(300_000)]
+    monkeypatch.setattr(context_module.codec, "encode", encode_and_tell)
+    planning = threading.Thread(target=plan)
+    planning.start()
+    assert encoded.wait(10)
+    held_up = time.perf_counter() - began
+    planning.join()
+    assert held_up < (time.perf_counter() - began) / 2
 
 
 @pytest.mark.parametrize(

@@ -197,6 +197,30 @@ async def test_cells_call_tools() -> None:
     assert seen == [{"d": datetime.date(2026, 1, 2), "b": b"x", "s": {1}, "n": 10**30, "t": (float("inf"),)}]
 
 
+async def test_a_cell_reads_what_went_wrong_inside_task_groups() -> None:
+    async def fail(*kinds: str) -> None:
+        async with anyio.create_task_group() as group:
+            for kind in kinds:
+                group.start_soon(fail_once, kind)
+
+    async def fail_once(kind: str) -> None:
+        raise {"key": KeyError, "value": ValueError}[kind](f"no {kind}")
+
+    code = """
+for kinds in (["value"], ["key", "value"]):
+    try:
+        fail(*kinds)
+    except Exception as error:
+        print(type(error).__name__, error)"""
+    with anyio.fail_after(10):
+        async with Repl(custom_tools={"fail": fail}) as repl:
+            result = await repl.execute(code)
+    assert result.error is None
+    one, several = result.stdout.splitlines()
+    assert one == "ValueError no value"
+    assert several.startswith("RuntimeError fail: ExceptionGroup: ")
+
+
 async def test_a_thousand_tool_calls_at_once_from_threads() -> None:
     records: list[ToolRecord] = []
     code = """

@@ -281,3 +281,11 @@ def test_no_key_on_the_command_line_s_standard_error(
     out, err = capfd.readouterr()
     assert exit_.value.code == 2
     assert KEY not in out + err
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", ["max_budget", "max_timeout", "subcall_timeout"])
+async def test_an_infinite_limit_is_none(name: str) -> None:
+    options: dict[str, Any] = {name: float("inf")}
+    assert (await AsyncRLM(scripted("ok"), max_depth=0, **options).acompletion("x")).response == "ok"
+    assert (await AsyncRLM(scripted("ok"), max_depth=0).acompletion("x", **options)).response == "ok"

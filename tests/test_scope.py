@@ -9,6 +9,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from asyncrlm.errors import LMError
 from asyncrlm.repl.scope import ResourceScope
 
 pytestmark = pytest.mark.anyio
@@ -78,6 +79,39 @@ async def test_a_failure_is_shared_and_the_next_tries_anew() -> None:
             assert failed == ["a"] * 3
             assert log == ["+a"]
             assert await scope.shared("a", resource(log, "a")) == "a"
+
+
+class Picky(Exception):
+    def __init__(self, *, code: int) -> None:
+        super().__init__(f"code {code}")
+        self.code = code
+
+
+@pytest.mark.parametrize("error", [Picky(code=5), LMError("no", kind="quota")])
+async def test_those_who_wait_get_the_error_itself(error: Exception) -> None:
+    gate = anyio.Event()
+    got: list[Exception] = []
+
+    @asynccontextmanager
+    async def fails() -> AsyncIterator[None]:
+        await gate.wait()
+        raise error
+        yield
+
+    async def ask(scope: ResourceScope) -> None:
+        try:
+            await scope.shared("a", fails)
+        except Exception as caught:
+            got.append(caught)
+
+    with anyio.fail_after(10):
+        async with ResourceScope() as scope, anyio.create_task_group() as group:
+            group.start_soon(ask, scope)
+            group.start_soon(ask, scope)
+            await anyio.wait_all_tasks_blocked()
+            gate.set()
+    assert [(type(one), str(one)) for one in got] == [(type(error), str(error))] * 2
+    assert (got[0] is got[1]) is isinstance(error, Picky)
 
 
 async def test_if_the_first_is_cancelled_the_next_enters() -> None:

@@ -51,10 +51,9 @@ class SandboxOpened(Event, frozen=True, kw_only=True):
 
 
 class SandboxDied(Event, frozen=True, kw_only=True):
-    """The worker is gone and its variables with it; a fresh one took its place if `replaced`."""
+    """The worker is gone and its variables with it; a cell that still follows runs in a fresh one."""
 
     reason: str
-    replaced: bool = True
 
 
 class TurnStarted(Event, frozen=True, kw_only=True):

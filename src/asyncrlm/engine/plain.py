@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
+import anyio
 import anyio.to_thread
 
 from ..errors import ConfigurationError
+from ..repl.context import json_text
 
 
-async def plain_text(prompt: Any, root_prompt: str | None) -> str:
+async def plain_text(prompt: Any, root_prompt: str | None, threads: anyio.CapacityLimiter) -> str:
     """The message a model is sent when the depth limit allows no REPL: the question, then the prompt itself.
 
     Raises:
         ConfigurationError: if the prompt has no text form.
     """
-    text = prompt if isinstance(prompt, str) else await anyio.to_thread.run_sync(_as_text, prompt)
+    if isinstance(prompt, str):
+        text = prompt
+    else:
+        text = await anyio.to_thread.run_sync(_as_text, prompt, limiter=threads)
     return f"{root_prompt}\n\n{text}" if root_prompt else text
 
 
@@ -30,8 +34,7 @@ def _as_text(prompt: Any) -> str:
         if isinstance(prompt, bytes):
             return prompt.decode("utf-8")
         try:
-            # Not `dumps`: that is one C call, which holds up all threads for as long as it takes.
-            return "".join(json.JSONEncoder(ensure_ascii=False, default=str).iterencode(prompt))
+            return json_text(prompt, ensure_ascii=False, default=str)
         except (TypeError, ValueError):  # keys that are no text, or a value that contains itself
             return repr(prompt)
     except Exception as error:

@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -68,7 +69,8 @@ class Repl:
         self._environment = checked_environment(environment, environment_kwargs)
         if context is not None:
             check_prompt_type(context)
-            describe(context)
+            if isinstance(context, Path):
+                describe(context)  # one that can't be read is told of here
         limits = checked_limits(
             Limits(),
             {

@@ -12,8 +12,8 @@ from ..errors import ErrorThresholdExceededError, LimitError, LMError
 from ..lm.base import LMReply
 from ..lm.clients import ClientSpec
 from ..lm.pacing import reply_text
-from ..repl.broker import innermost
 from ..repl.context import ContextInfo, check_prompt_type, describe
+from ..repl.raised import innermost
 from ..repl.scope import DepthScope
 from ..repl.session import CellOutcome, Session
 from ..repl.tools import HostTools
@@ -114,7 +114,7 @@ class Run:
             LMError: when the root model can't be asked.
             SandboxLost: when there is no place to run cells.
         """
-        context = await _described(self._prompt)
+        context = await _described(self._prompt, self.tree)
         self._telling.run_started(self._root.model, context, self._root_prompt, self._tags)
         outcome: dict[str, Any] = {"stop_reason": "cancelled"}
         try:
@@ -131,7 +131,7 @@ class Run:
     async def _plain(self) -> RunResult:
         """No depth for a REPL: the prompt goes to the model as it is."""
         with anyio.CancelScope(deadline=self.tree.deadline):
-            self._history.user(await plain_text(self._prompt, self._root_prompt))
+            self._history.user(await plain_text(self._prompt, self._root_prompt, self.tree.scope.threads))
             text = strip_thinking(reply_text(await self._turns.ask()))
             return RunResult(response=text, stop_reason="text")
         raise self.tree.time_is_up()
@@ -274,9 +274,11 @@ class Run:
         return True
 
 
-async def _described(prompt: Any) -> ContextInfo:
+async def _described(prompt: Any, tree: Tree) -> ContextInfo:
     """What the model is told of the prompt. A large dict or list takes long to walk, so not on the event loop."""
     check_prompt_type(prompt)
     if isinstance(prompt, str | bytes):
         return describe(prompt)
-    return await anyio.to_thread.run_sync(describe, prompt)
+    with anyio.CancelScope(deadline=tree.deadline):
+        return await anyio.to_thread.run_sync(describe, prompt, abandon_on_cancel=True, limiter=tree.scope.threads)
+    raise tree.time_is_up()

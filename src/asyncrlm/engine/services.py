@@ -13,7 +13,8 @@ from ..errors import LimitError, LMError
 from ..events import SubcallFinished, SubcallStarted
 from ..lm.base import LMReply, LMRequest
 from ..lm.clients import ClientSpec
-from ..repl.broker import describe_error, innermost
+from ..repl.broker import describe_error
+from ..repl.raised import innermost
 from ..repl.session import SubCall
 from .asking import refuse_schema, subcall_reply
 from .tree import Tree

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from typing import Any, Final, Literal, cast, get_args
@@ -76,7 +77,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "on_subcall_error": get_args(OnSubcallError),
 }
 _SECONDS_OR_USD = frozenset({"max_budget", "max_timeout", "subcall_timeout"})
-"""The limits that may have a fraction; the others count."""
+"""The limits that may have a fraction, or be infinite, which is no limit; the others count."""
 _AT_LEAST_ONE = frozenset({"max_iterations", "max_errors", "max_concurrent_subcalls", "max_concurrent_requests"})
 _NEVER_NONE = frozenset({"max_depth", "max_iterations", "max_concurrent_subcalls", "max_concurrent_requests"})
 
@@ -109,6 +110,8 @@ def _checked_number(name: str, value: Any) -> Any:
         return None
     if isinstance(value, Real) and value is not True and value is not False:
         number = cast("Any", value)  # numpy's, too
+        if not counts and number == math.inf:
+            return None
         if number >= least and (not counts or isinstance(value, Integral) or float(number).is_integer()):
             return int(number) if counts else float(number)
     form = f"{'a whole number' if counts else 'a number'}, {least} or more{'' if name in _NEVER_NONE else ', or None'}"

@@ -11,6 +11,7 @@ from msgspec.structs import force_setattr
 
 from ..errors import ConfigurationError
 from ..repl.sandbox import Environment, Report, Sandbox, Scope, Settings
+from ..repl.scope import threads_of
 from .local_order import Order, Request
 from .units import parse_bytes
 
@@ -91,7 +92,7 @@ class LocalEnvironment(Environment, frozen=True, kw_only=True):
 
         def template() -> AbstractAsyncContextManager[LocalTemplate]:
             packages = _host_packages() if self.python is None else []
-            return LocalTemplate(python, self._mode, packages, self._package)
+            return LocalTemplate(python, self._mode, packages, self._package, threads=threads_of(scope))
 
         shared = await scope.shared(("local", python, self._mode, self._package), template)
         order = shared.orders.get(self)
@@ -111,7 +112,8 @@ class LocalEnvironment(Environment, frozen=True, kw_only=True):
         python = os.fspath(self.python) if self.python is not None else sys.executable
         packages = _host_packages() if self.python is None else []
         shared = await scope.shared(
-            ("local", python, "portable", self._package), lambda: LocalPortable(python, packages, self._package)
+            ("local", python, "portable", self._package),
+            lambda: LocalPortable(python, packages, self._package, threads=threads_of(scope)),
         )
         limits = {"CORE": 0, "NOFILE": _WORKER_DESCRIPTORS}
         settings = self.settings

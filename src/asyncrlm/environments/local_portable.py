@@ -76,7 +76,7 @@ class PortableSandbox(LocalSandbox):
     async def _wait_for_end(self) -> None:
         await super()._wait_for_end()
         if self.keeper is not None:
-            await anyio.to_thread.run_sync(self.keeper.wait, abandon_on_cancel=True)
+            await anyio.to_thread.run_sync(self.keeper.wait, abandon_on_cancel=True, limiter=self._threads)
 
     def release(self) -> None:
         if self.control >= 0:
@@ -88,9 +88,12 @@ class PortableSandbox(LocalSandbox):
 class LocalPortable:
     """What the runs of one scope share: a folder, locked by the host and by every keeper."""
 
-    def __init__(self, python: str, packages: list[str], package: Path | None) -> None:
+    def __init__(
+        self, python: str, packages: list[str], package: Path | None, *, threads: anyio.CapacityLimiter
+    ) -> None:
         self._python = python
         self._packages = packages
+        self._threads = threads
         self._package = package or Path(repl.__path__[0]) / "worker"
         self._sandboxes: set[LocalSandbox] = set()
         self._home = Path()
@@ -98,7 +101,7 @@ class LocalPortable:
 
     async def __aenter__(self) -> Self:
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self._make_home)
+            await anyio.to_thread.run_sync(self._make_home, limiter=self._threads)
         return self
 
     def _make_home(self) -> None:
@@ -112,17 +115,22 @@ class LocalPortable:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        with anyio.CancelScope(shield=True):
-            for sandbox in list(self._sandboxes):
-                await sandbox.aclose()
-            await anyio.to_thread.run_sync(shutil.rmtree, self._home, True)
+        # Not shielded: whoever leaves it has a grace of its own.
+        try:
+            async with anyio.create_task_group() as group:
+                for sandbox in list(self._sandboxes):
+                    group.start_soon(sandbox.aclose)
+            await anyio.to_thread.run_sync(
+                shutil.rmtree, self._home, True, abandon_on_cancel=True, limiter=self._threads
+            )
+        finally:
             os.close(self._lock)
 
     async def worker(self, report: Report, limits: dict[str, int], work: str | None, keep: int) -> PortableSandbox:
         """A new worker."""
         sandbox: PortableSandbox | None = None
         with anyio.CancelScope(shield=True):  # a thread's result that nobody takes would be a process nobody stops
-            sandbox = await anyio.to_thread.run_sync(self._spawn, report, limits, work, keep)
+            sandbox = await anyio.to_thread.run_sync(self._spawn, report, limits, work, keep, limiter=self._threads)
         assert sandbox is not None  # noqa: S101 - a shielded scope lets every exception through
         return sandbox
 
@@ -149,6 +157,7 @@ class LocalPortable:
             str(folder / "files"),
             report,
             copies_passed=False,
+            threads=self._threads,
             on_closed=self._sandboxes.discard,
             held=False,
         )

@@ -21,6 +21,7 @@ from .local_order import Facts
 START_LIMIT = 60.0
 """Seconds a template may take to come up; it needs a twentieth of one."""
 STOP_LIMIT = 10.0
+"""Seconds to hang up on a template in, and again to see the end of one that was killed."""
 _PREFIX = "asyncrlm-"
 _BOOTSTRAP = """\
 import importlib.util as u, sys
@@ -36,12 +37,15 @@ template.main(sys.argv[2])
 class Process:
     """One template process and its folder."""
 
-    def __init__(self, python: str, mode: str, packages: list[str], package: Path) -> None:
+    def __init__(
+        self, python: str, mode: str, packages: list[str], package: Path, threads: anyio.CapacityLimiter
+    ) -> None:
         """Start it; blocks for milliseconds, so call it in a thread.
 
         Raises:
             ConfigurationError: if `python` can't be run.
         """
+        self._threads = threads
         sweep_homes()
         self.home = Path(tempfile.mkdtemp(prefix=_PREFIX))
         lock = -1
@@ -96,7 +100,7 @@ class Process:
             data = self.control.recv(1 << 16)
             if data:
                 return msgspec.json.decode(data, type=Facts)
-        log = await anyio.to_thread.run_sync(self._log)
+        log = await anyio.to_thread.run_sync(self._log, limiter=self._threads)
         raise SandboxLost(f"the local environment's template did not come up: {log or 'it said nothing'}")
 
     def _log(self) -> str:
@@ -110,21 +114,29 @@ class Process:
         socket.send_fds(self.control, [request], fds, getattr(socket, "MSG_NOSIGNAL", 0))
 
     async def stop(self) -> None:
-        """Hang up and wait until the process, all workers and its folder are gone."""
-        with anyio.CancelScope(shield=True):
-            anyio.notify_closing(self.control)
-            self.control.close()
+        """Hang up and wait until the process, all workers and its folder are gone. Cancelled, it kills the process."""
+        anyio.notify_closing(self.control)
+        self.control.close()
+        try:
             with anyio.move_on_after(STOP_LIMIT):
-                while self._popen.poll() is None:
-                    await anyio.wait_readable(self._pidfd)
-            if self._popen.poll() is None:
-                self._popen.kill()
-                while self._popen.poll() is None:
-                    await anyio.wait_readable(self._pidfd)
+                await self._gone()
+            with anyio.move_on_after(STOP_LIMIT):
+                self._kill()
+                await self._gone()
+        finally:
+            self._kill()
             os.close(self._pidfd)
-            # It removes its home itself, unless it was killed; then its wardens, who hold the lock too, are ending.
-            with anyio.move_on_after(STOP_LIMIT):
-                await anyio.to_thread.run_sync(self._remove_home, abandon_on_cancel=True)
+        # It removes its home itself, unless it was killed; then its wardens, who hold the lock too, are ending.
+        with anyio.move_on_after(STOP_LIMIT):
+            await anyio.to_thread.run_sync(self._remove_home, abandon_on_cancel=True, limiter=self._threads)
+
+    async def _gone(self) -> None:
+        while self._popen.poll() is None:
+            await anyio.wait_readable(self._pidfd)
+
+    def _kill(self) -> None:
+        if self._popen.poll() is None:
+            self._popen.kill()
 
     def _remove_home(self) -> None:
         try:

@@ -43,6 +43,7 @@ class LocalSandbox(Sandbox):
         report: Report,
         *,
         copies_passed: bool,
+        threads: anyio.CapacityLimiter,
         on_closed: Callable[[LocalSandbox], None],
         held: bool = True,
     ) -> None:
@@ -52,13 +53,12 @@ class LocalSandbox(Sandbox):
         self._channel = channel
         self._outputs = outputs
         self._files = files
-        self._copies_passed = copies_passed
+        self._copies_passed, self._threads = copies_passed, threads
         self._on_closed = on_closed
         self._held = held
         self._gone = False
         self._pidfd = -1
-        self._served = False
-        self._given_files = False
+        self._served = self._given_files = False
         self._ahead = b""  # read before anybody asked, by `is_fresh`
         self._ended = False  # the channel has ended: the worker is gone
         self._killing = False
@@ -171,7 +171,7 @@ class LocalSandbox(Sandbox):
     async def put_file(self, name: str, chunks: Iterable[bytes]) -> str:
         if name in ("", ".", "..") or "/" in name or "\0" in name:
             raise ValueError(f"{name!r} is no plain file name")
-        return await anyio.to_thread.run_sync(self._write_file, Path(self._files, name), chunks)
+        return await anyio.to_thread.run_sync(self._write_file, Path(self._files, name), chunks, limiter=self._threads)
 
     def _write_file(self, path: Path, chunks: Iterable[bytes]) -> str:
         self._make_folder()
@@ -186,7 +186,7 @@ class LocalSandbox(Sandbox):
         return str(path)
 
     async def pass_file(self, path: Path) -> None:
-        fd = await anyio.to_thread.run_sync(self._open_to_pass, path)
+        fd = await anyio.to_thread.run_sync(self._open_to_pass, path, limiter=self._threads)
         try:
             while True:
                 if self._closing:

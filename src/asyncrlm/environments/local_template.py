@@ -18,7 +18,7 @@ import anyio.to_thread
 from .. import repl
 from ..errors import SandboxLost
 from .local_output import open_pipes
-from .local_process import Process
+from .local_process import STOP_LIMIT, Process
 from .local_sandbox import LocalSandbox
 
 if TYPE_CHECKING:
@@ -56,8 +56,17 @@ class LocalTemplate:
     It holds no task: it may be left by another task than entered it.
     """
 
-    def __init__(self, python: str, mode: str, packages: list[str], package: Path | None = None) -> None:
-        self._arguments = python, mode, packages, package or Path(repl.__path__[0]) / "worker"
+    def __init__(
+        self,
+        python: str,
+        mode: str,
+        packages: list[str],
+        package: Path | None = None,
+        *,
+        threads: anyio.CapacityLimiter,
+    ) -> None:
+        self._arguments = python, mode, packages, package or Path(repl.__path__[0]) / "worker", threads
+        self._threads = threads
         self._process: Process | None = None
         self._facts: Facts | None = None
         self.orders: dict[Hashable, Order] = {}
@@ -80,13 +89,13 @@ class LocalTemplate:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        with anyio.CancelScope(shield=True):
-            process, self._process = self._process, None
-            left = list(self._sandboxes)  # the spares, and what a user forgot
-            for sandbox in left:
-                sandbox.kill()
-            for sandbox in left:
-                await sandbox.aclose()
+        # Not shielded: whoever leaves it has a grace of its own, and what that cuts off is killed.
+        process, self._process = self._process, None
+        try:
+            async with anyio.create_task_group() as group:
+                for sandbox in list(self._sandboxes):  # the spares, and what a user forgot
+                    group.start_soon(sandbox.aclose)
+        finally:
             if process is not None:
                 await process.stop()
 
@@ -97,13 +106,13 @@ class LocalTemplate:
             process: Process | None = None
             # In a shield: a thread's result that nobody takes would be a process that nobody stops.
             with anyio.CancelScope(shield=True):
-                process = await anyio.to_thread.run_sync(Process, *self._arguments)
+                process = await anyio.to_thread.run_sync(Process, *self._arguments, limiter=self._threads)
             assert process is not None  # noqa: S101 - a shielded scope lets every exception through
             try:
                 self._facts = await process.hello()
                 self.orders.clear()
             except BaseException:
-                await process.stop()
+                await _stop(process)
                 raise
             self._process = process
             return process
@@ -111,7 +120,7 @@ class LocalTemplate:
     async def _replace(self, dead: Process) -> None:
         if self._process is dead:
             self._process = None
-            await dead.stop()
+            await _stop(dead)
 
     @property
     def facts(self) -> Facts:
@@ -283,10 +292,23 @@ class LocalTemplate:
         token = process.tokens.pop() if process.tokens else secrets.token_hex(8)
         copies = order.request.confine and "readonly" in self.facts.mounts
         files = f"{process.home}/{token}"
-        sandbox = LocalSandbox(near, outputs, files, order.report, copies_passed=copies, on_closed=self._forget)
+        sandbox = LocalSandbox(
+            near,
+            outputs,
+            files,
+            order.report,
+            copies_passed=copies,
+            threads=self._threads,
+            on_closed=self._forget,
+        )
         self._sandboxes[sandbox] = Place(process, token)
         request = b'{"token":"%s",%s' % (token.encode(), order.body[1:])
         return sandbox, request, [far.detach(), *far_ends]
+
+
+async def _stop(process: Process) -> None:
+    with anyio.move_on_after(STOP_LIMIT, shield=True):
+        await process.stop()
 
 
 def _close_all(fds: list[int]) -> None:

@@ -75,7 +75,8 @@ class OfflineLM(LMClient):
         size = sum(len(m.content) for m in messages)
         answer = partial(reply_to, messages)
         if size >= _LONG:
-            text = await anyio.to_thread.run_sync(answer)
+            # A limiter to itself: the gate bounds how many there are, and anyio's own is the application's.
+            text = await anyio.to_thread.run_sync(answer, limiter=anyio.CapacityLimiter(1))
         else:
             await anyio.lowlevel.checkpoint()
             text = answer()

@@ -140,7 +140,7 @@ class Progress:
         subs = [name for name in event.sub_models if name != event.root_model]
         if subs:
             models += f" (sub-calls: {', '.join(subs)})"
-        unit = {"str": "characters", "Path": "characters", "bytes": "bytes"}.get(event.prompt_type, "characters")
+        unit = "bytes" if event.prompt_type in ("bytes", "file") else "characters"
         size = f"{event.prompt_type}, {event.prompt_size:,} {unit}"
         self._say(event, f"{what} {event.run_id[:8]}: {models}; context: {size}", "head")
         if event.root_prompt:
@@ -151,8 +151,7 @@ class Progress:
         self._say(event, f"{text}; {_isolation(event.in_force, brief=self._brief)}", "dim")
 
     def _sandbox_died(self, event: SandboxDied) -> None:
-        then = "; a fresh one took its place, its variables are gone" if event.replaced else ""
-        self._say(event, f"  worker lost: {event.reason}{then}", "bad")
+        self._say(event, f"  worker lost: {event.reason}", "bad")
 
     def _turn_started(self, event: TurnStarted) -> None:
         self._of(event).begin_turn(event.turn)

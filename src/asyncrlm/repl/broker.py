@@ -14,6 +14,7 @@ from msgspec import Struct
 from ..errors import LimitError, LMError, ProtocolError, RLMError
 from .clock import CellClock
 from .messages import Call, Cancel, Reply
+from .raised import innermost
 from .tools import HostTools, ToolFailure
 from .worker import codec
 
@@ -242,17 +243,6 @@ def check_prompt(prompt: Any) -> str | list[dict[str, Any]]:
         return messages
     text = 'a prompt must be a str or a list of {"role": ..., "content": ...} messages'
     raise LMError(text, kind="bad_request")
-
-
-def innermost(error: BaseException) -> BaseException:
-    """The one error inside groups of one, as task groups wrap what their tasks raise."""
-    inner = error
-    while isinstance(inner, BaseExceptionGroup):
-        members = cast("tuple[BaseException, ...]", inner.exceptions)
-        if len(members) != 1:
-            return error
-        inner = members[0]
-    return inner
 
 
 def describe_error(error: BaseException) -> str:

@@ -125,7 +125,8 @@ class Channel:
         self._expected = 0  # the id of the load or the number of the cell that the phase is about
         self._outstanding: dict[
             int, int
-        ] = {}  # call id → bytes of its frame; only `_on_call` adds, only `reply` removes
+        ] = {}  # call id → bytes of its frame; only `_on_call` adds, only `_credit_back` removes
+        self._leaving: list[int] = []  # those whose replies are in `_out`
         self._owed = 0  # the sum of those bytes
         self._highest = -1  # the highest call id seen: a cancel beyond it is a lie
         self._garbage: str | None = None
@@ -162,7 +163,7 @@ class Channel:
     def close(self) -> None:
         """Send nothing more and drop whatever still comes: the worker is being killed."""
         self._phase = "closed"
-        self._out.clear()
+        self._drop_queue()
 
     def send(self, frame: ToWorker) -> None:
         """Queue a frame; sent at once where nothing is ahead of it.
@@ -190,29 +191,49 @@ class Channel:
             await self._sandbox.send(encode_frame(frame))
 
     def reply(self, reply: Reply) -> int:
-        """Answer one call, which gives its credit back, and return the size. Each call is answered exactly once."""
-        self._owed -= self._outstanding.pop(reply.id)
+        """Answer one call and return the size. Each call is answered exactly once.
+
+        Its credit is given back as the reply leaves: a worker that takes no replies gets to make no more calls, which
+        bounds what is queued for it.
+        """
         data = encode_frame(reply)
         if len(data) > self._max_frame:
             text = f"the result takes {len(data):,} bytes; at most {self._max_frame:,} can be handed to a cell"
             data = encode_frame(Reply(id=reply.id, error=text, kind="too_long", raises=reply.raises))
-        self._post(data, at_once=len(self._outstanding) < FEW)
+        if self._post(data, at_once=len(self._outstanding) - len(self._leaving) <= FEW):
+            self._credit_back(reply.id)
+        else:
+            self._leaving.append(reply.id)
         return len(data)
 
-    def _post(self, data: bytes, *, at_once: bool) -> None:
+    def _credit_back(self, number: int) -> None:
+        self._owed -= self._outstanding.pop(number)
+
+    def _credit_leaving(self) -> None:
+        for number in self._leaving:
+            self._credit_back(number)
+        self._leaving.clear()
+
+    def _drop_queue(self) -> None:
+        self._out.clear()
+        self._credit_leaving()
+
+    def _post(self, data: bytes, *, at_once: bool) -> bool:
+        """Send or queue; False if any of it is still to be sent."""
         if self._mute or self._phase == "closed":
-            return
+            return True
         if at_once and not self._out and not self._sending.locked():
             try:
                 sent = self._sandbox.send_nowait(data)
             except (anyio.BrokenResourceError, anyio.ClosedResourceError):
                 sent = 0  # the worker is gone: `write` meets that too, and ends the channel
             if sent == len(data):
-                return
+                return True
             self._out.append(memoryview(data)[sent:])
         else:
             self._out.append(data)
         self._kick.set()
+        return False
 
     async def write(self) -> None:
         """Send what is queued, until the worker is gone."""
@@ -226,13 +247,14 @@ class Channel:
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             # What the worker had sent by then is still read: an answer, or how it ended.
             self._mute = True
-            self._out.clear()
+            self._drop_queue()
             self._sandbox.kill()
 
     async def _flush(self) -> None:
         while self._out:
             data = self._out.popleft() if len(self._out) == 1 else b"".join(self._out)
             self._out.clear()
+            self._credit_leaving()  # before the bytes: the worker may spend it as soon as it has read them
             await self._sandbox.send(bytes(data))
 
     def abandon(self) -> None:

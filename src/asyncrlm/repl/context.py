@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 import stat
@@ -129,7 +130,7 @@ def plan_load(name: str, value: Any, *, tool: bool = False) -> LoadPlan:
         return LoadPlan(name=name, form="text", path=value.absolute())
     try:
         encoded = codec.encode(value, name)
-        text = json.dumps(encoded, separators=(",", ":"))
+        text = json_text(encoded, separators=(",", ":"))
     except Exception as error:
         if tool:
             return LoadPlan(name=name, form="pickle", content=_pickled(name, value))
@@ -139,6 +140,13 @@ def plan_load(name: str, value: Any, *, tool: bool = False) -> LoadPlan:
     if len(text) <= INLINE_JSON:
         return LoadPlan(name=name, form="json", value=encoded)
     return LoadPlan(name=name, form="json", content=text)
+
+
+def json_text(value: Any, **options: Any) -> str:
+    """What `json.dumps(value, **options)` gives, and other threads go on meanwhile: that is one call in C."""
+    text = io.StringIO()
+    text.writelines(json.JSONEncoder(**options).iterencode(value))
+    return text.getvalue()
 
 
 def _pickled(name: str, value: Any) -> bytes:

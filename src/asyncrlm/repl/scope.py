@@ -5,14 +5,21 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 import anyio
+
+from ..errors import RLMError
+
+if TYPE_CHECKING:
+    from .sandbox import Scope
 
 T = TypeVar("T")
 
 CLOSE_GRACE = 10.0
 """Seconds each resource has to close, whatever is cancelled meanwhile."""
+THREADS = 40
+"""Blocking calls of ours at a time, for each scope. What the caller's own code blocks on never counts among them."""
 
 
 class _Entry:
@@ -35,6 +42,8 @@ class ResourceScope:
 
     def __init__(self, *, long_lived: bool = False, grace: float = CLOSE_GRACE) -> None:
         self.long_lived = long_lived
+        self.threads = anyio.CapacityLimiter(THREADS)
+        """For blocking calls of ours: anyio's own limiter is the application's, whose threads may wait for us."""
         self._grace = grace
         self._entries: dict[Hashable, _Entry] = {}
         self._order: list[_Entry] = []  # as they were entered
@@ -63,7 +72,9 @@ class ResourceScope:
                 return await self._enter(key, factory)
             await entry.done.wait()
             if entry.error is not None:
-                raise copy.copy(entry.error) from entry.error  # each run writes its own account into it
+                if isinstance(entry.error, RLMError):
+                    raise copy.copy(entry.error) from entry.error  # each run writes its own account into it
+                raise entry.error  # others' may not be ones that can be copied
             if entry.manager is not None:
                 return cast("T", entry.value)
 
@@ -121,4 +132,11 @@ class DepthScope:
     def __init__(self, scope: ResourceScope, depth: int) -> None:
         self.shared = scope.shared
         self.long_lived = scope.long_lived
+        self.threads = scope.threads
         self.depth = depth
+
+
+def threads_of(scope: Scope) -> anyio.CapacityLimiter:
+    """The limiter of blocking calls that goes with `scope`; a new one where a caller's scope has none."""
+    limiter = getattr(scope, "threads", None)
+    return anyio.CapacityLimiter(THREADS) if limiter is None else limiter

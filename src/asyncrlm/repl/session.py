@@ -20,6 +20,7 @@ from .context import LoadPlan, plan_load
 from .link import CLOSE_GRACE, Link, check_code
 from .messages import Answer, CellError, Init
 from .sandbox import Environment, Report, Scope
+from .scope import threads_of
 from .tools import HostTools
 from .worker import codec
 from .worker.answer import to_text
@@ -112,7 +113,8 @@ class Session:
         self._busy: str | None = None
         self._group: anyio.abc.TaskGroup | None = None
         self._closed = False
-        self._limiter = anyio.CapacityLimiter(TOOL_THREADS)
+        self._tool_threads = anyio.CapacityLimiter(TOOL_THREADS)
+        self._threads = threads_of(scope)
 
     @property
     def report(self) -> Report | None:
@@ -176,7 +178,7 @@ class Session:
             if isinstance(value, (str, bytes)):
                 plan = plan_load(name, value)
             else:
-                plan = await anyio.to_thread.run_sync(plan_load, name, value, limiter=self._limiter)
+                plan = await anyio.to_thread.run_sync(plan_load, name, value, limiter=self._threads)
             if self._group is None:
                 self._plans[name] = plan
                 return
@@ -221,7 +223,7 @@ class Session:
         clock = CellClock(self._environment.settings.cell_timeout, link.sandbox.cpu_seconds)
         group = anyio.create_task_group()
         broker = Broker(
-            group, link.reply, self._services, self._tools, clock, limiter=self._limiter, on_tool=self._on_tool
+            group, link.reply, self._services, self._tools, clock, limiter=self._tool_threads, on_tool=self._on_tool
         )
         verdict: Verdict | None = None
         async with group:
@@ -324,7 +326,7 @@ class Session:
             if self._on_sandbox is not None:
                 self._on_sandbox(link.report, time.monotonic() - began)
             for name, value in self._tools.values.items():
-                await link.load(await anyio.to_thread.run_sync(_plan_tool, name, value, limiter=self._limiter))
+                await link.load(await anyio.to_thread.run_sync(_plan_tool, name, value, limiter=self._threads))
             for plan in self._plans.values():
                 await link.load(plan)
         except BaseException:

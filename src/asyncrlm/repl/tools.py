@@ -13,6 +13,7 @@ import anyio
 import anyio.to_thread
 
 from ..errors import ConfigurationError
+from .raised import innermost
 from .worker import codec
 
 RESERVED_NAMES = frozenset(
@@ -228,7 +229,8 @@ def _run_plain(name: str, function: Callable[..., Any], args: list[Any], kwargs:
     return _Later(result) if inspect.isawaitable(result) else _encode(name, result)
 
 
-def _failure(error: BaseException) -> ToolFailure:
+def _failure(raised: BaseException) -> ToolFailure:
+    error = innermost(raised)
     try:
         text = str(error)
     except Exception as broken:  # noqa: BLE001 -- an exception whose __str__ raises is still an exception to report

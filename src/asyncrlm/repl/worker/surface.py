@@ -192,5 +192,8 @@ def _tool_error(name: str, reply: _Frame) -> Exception:
     error, kind = str(reply["error"]), reply.get("kind")
     known = getattr(builtins, kind, None) if isinstance(kind, str) else None
     if isinstance(known, type) and issubclass(known, Exception) and not issubclass(known, (SubcallError, UnicodeError)):
-        return known(error)
+        try:
+            return known(error)
+        except Exception:  # one that takes more than a text, such as ExceptionGroup
+            pass
     return RuntimeError(f"{name}: {kind}: {error}" if kind else f"{name}: {error}")
