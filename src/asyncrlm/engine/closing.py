@@ -120,7 +120,7 @@ class Closing:
 
     async def _answer_in(self, session: Session, reply: LMReply) -> str:
         """The answer that a last reply gives; "" if none. Its code is run for its answer, never returned."""
-        for code in parse_reply(reply.text).cells:
+        for code in parse_reply(reply.text, cut_off=reply.cut_off).cells:
             outcome = await self._turns.run_cell(session, code)
             if outcome.answer is not None and not outcome.answer.empty:
                 return outcome.answer.content
