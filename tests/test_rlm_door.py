@@ -121,6 +121,13 @@ async def test_overrides_are_for_one_call() -> None:
         await rlm.acompletion("CTX", max_subcall=7)
 
 
+@pytest.mark.anyio
+async def test_sampling_arguments_of_one_call_are_normalised_as_the_constructors_are() -> None:
+    model = ScriptedLM(lambda request: submit("'ok'"))
+    await AsyncRLM(model).acompletion("CTX", sampling_args={"stream": False, "temperature": 0})
+    assert model.calls[0].sampling_args == {"temperature": 0}
+
+
 def test_an_open_engine_belongs_to_its_loop() -> None:
     rlm = AsyncRLM(ScriptedLM(lambda request: submit("'ok'")))
 

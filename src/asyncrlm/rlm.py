@@ -216,8 +216,7 @@ class AsyncRLM:
         Raises:
             ConfigurationError: for an override that is unknown or wrong.
         """
-        check_overrides(overrides)
-        return Call(self._configuration, overrides)
+        return Call(self._configuration, check_overrides(overrides))
 
     async def complete(
         self,
