@@ -334,6 +334,13 @@ def test_without_standard_error_the_answer_still_comes() -> None:
     ran = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False, timeout=60)
     assert ran.returncode == 0
     assert "generator" in ran.stdout
+    assert "The model is the offline one" not in ran.stdout
+
+
+def test_without_standard_output_nothing_is_paid_for() -> None:
+    script = f"exec {' '.join(COMMAND)} demo --quiet >&-"
+    ran = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert (ran.returncode, ran.stderr) == (2, "asyncrlm: standard output is closed; nothing was run\n")
 
 
 HOSTILE = "The cat sat \x1b[31mon the\x1b]0;owned\x07 red mat. The dog slept.\n"

@@ -7,7 +7,8 @@ from typing import Any
 import anyio
 import pytest
 
-from asyncrlm import AsyncRLM, LMError, SubcallLimitExceededError, TimeoutExceededError
+from asyncrlm import AsyncRLM, LMError, SandboxLost, SubcallLimitExceededError, TimeoutExceededError
+from asyncrlm.repl.session import Session
 from asyncrlm.testing import ScriptedLM
 
 from .helpers import cell, echo, scripted, submit, told
@@ -92,6 +93,23 @@ async def test_with_nothing_to_give_the_limit_is_raised(replies: list[Any]) -> N
     assert (error.subcalls, error.limit) == (1, 1)
     assert isinstance(error.__cause__, LMError)
     assert error.partial_answer is not None
+
+
+async def test_a_last_turn_whose_place_is_lost_leaves_the_best_text_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    execute, cells = Session.execute, list[str]()
+
+    async def once(self: Session, code: str) -> Any:
+        cells.append(code)
+        if len(cells) > 1:
+            raise SandboxLost("no worker can be had")
+        return await execute(self, code)
+
+    monkeypatch.setattr(Session, "execute", once)
+    assert await ended(scripted(GUESS + cell(OVER), cell("x = 1"))) == ("It is probably 7.", "limit")
+    assert cells[1:] == ["x = 1"]
+    cells.clear()
+    error = await failed(scripted(cell(OVER), cell("x = 1")))
+    assert isinstance(error.__cause__, SandboxLost)
 
 
 async def test_after_all_turns_an_empty_reply_is_an_unfinished_run() -> None:

@@ -107,6 +107,22 @@ async def test_empty_replies_are_bounded_and_never_sent_back() -> None:
     assert caught.value.kind == "empty"
 
 
+@pytest.mark.parametrize(("reason", "says"), [("length", "length limit"), ("refusal", "broken off")])
+async def test_half_a_cell_that_looks_whole_does_not_run(reason: str, says: str) -> None:
+    half = cell("print('first')") + "\n```repl\nanswer.update(content='half', ready=True)\n"
+    root = scripted(LMReply(text=half, finish_reason=reason), submit("'whole'"))
+    assert (await ask(root)).response == "whole"
+    assert "first" in told(root, 2)
+    assert "not executed" in told(root, 2)
+    assert says in told(root, 2)
+
+
+async def test_half_a_cell_of_the_last_reply_does_not_run() -> None:
+    half = "It is 7.\n```repl\nanswer.update(content='half', ready=True)\n"
+    root = scripted(cell("x = 1"), LMReply(text=half, finish_reason="length"))
+    assert (await ask(root, max_iterations=1)).response != "half"
+
+
 async def test_reply_cut_by_its_length_is_reported() -> None:
     root = scripted(LMReply(text="```repl\nx = [1,\n", finish_reason="length"), submit("'ok'"))
     await ask(root)

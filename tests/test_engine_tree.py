@@ -12,6 +12,7 @@ from asyncrlm import (
     ErrorThresholdExceededError,
     LMReply,
     LMUsage,
+    SubcallLimitExceededError,
     TimeoutExceededError,
     TokenLimitExceededError,
 )
@@ -89,6 +90,15 @@ async def test_ready_answer_wins_over_a_limit_crossed_in_its_turn() -> None:
     rlm = AsyncRLM(scripted(submit("str([llm_query('a'), llm_query('b')])")), other_backends=[echo()], max_subcalls=1)
     completion = await rlm.acompletion("CTX")
     assert "sub-call limit" in completion.response
+
+
+async def test_children_count_as_sub_calls() -> None:
+    child = ScriptedLM(lambda request: submit("context"), model="child")
+    root = scripted(cell("rlm_query('a', model='child')\nprint(rlm_query('b', model='child'))"), submit("'never'"))
+    rlm = AsyncRLM(root, other_backends=[child], max_depth=2, max_subcalls=1)
+    with pytest.raises(SubcallLimitExceededError):
+        await rlm.acompletion("CTX")
+    assert len(child.calls) == 1
 
 
 @pytest.mark.parametrize("code", ["while True: pass", "import time; time.sleep(1000)", "llm_query('hang')"])

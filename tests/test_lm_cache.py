@@ -92,6 +92,24 @@ async def test_when_the_one_under_way_fails_all_hear_it_and_nothing_is_kept(tmp_
         assert (await once(cache, lm, asks())).text == "up"
 
 
+async def test_what_may_succeed_later_is_not_handed_to_others(tmp_path: Path) -> None:
+    lm = ScriptedLM([LMError("its deadline", kind="timeout", retryable=True), "up"], latency=0.02)
+    outcomes: list[str] = []
+    async with open_cache(CacheSettings(tmp_path, "cache")) as cache:
+
+        async def one() -> None:
+            try:
+                outcomes.append((await once(cache, lm, asks())).text)
+            except LMError as error:
+                outcomes.append(str(error))
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(one)
+    assert sorted(outcomes) == ["its deadline", "up", "up"]
+    assert len(lm.calls) == 2
+
+
 async def test_when_the_one_under_way_is_cancelled_the_next_asks(tmp_path: Path) -> None:
     first = anyio.Event()
 

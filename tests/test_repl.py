@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from asyncrlm import ConfigurationError, LMError, LMReply, LMRequest, LMUsage, Repl
+from asyncrlm import ConfigurationError, LMError, LMReply, LMRequest, LMUsage, Repl, REPLResult
 from asyncrlm.lm.base import LMClient
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("no_leaks")]
@@ -441,3 +441,27 @@ def test_a_context_is_not_walked_by_the_constructor(tmp_path: Path) -> None:
     Repl(context=Untouched(["x"]))
     with pytest.raises(ConfigurationError, match="can't be read"):
         Repl(context=tmp_path / "none")
+
+
+async def test_a_second_cell_beside_the_first_is_refused_and_takes_nothing_from_it() -> None:
+    asked, go_on = anyio.Event(), anyio.Event()
+
+    async def lm(messages: list[dict[str, str]]) -> str:
+        asked.set()
+        await go_on.wait()
+        return "yes"
+
+    results: list[REPLResult] = []
+    with anyio.fail_after(10):
+        async with Repl(lm=lm) as repl:
+
+            async def first() -> None:
+                results.append(await repl.execute("llm_query('x')\nllm_query('y')"))
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(first)
+                await asked.wait()
+                with pytest.raises(RuntimeError, match="one at a time"):
+                    await repl.execute("1")
+                go_on.set()
+    assert [call.prompt for call in results[0].llm_calls] == ["x", "y"]

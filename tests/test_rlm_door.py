@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import os
 import pickle
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from asyncrlm import RLM, AsyncRLM, ConfigurationError
@@ -117,6 +121,13 @@ async def test_overrides_are_for_one_call() -> None:
         await rlm.acompletion("CTX", max_subcall=7)
 
 
+@pytest.mark.anyio
+async def test_sampling_arguments_of_one_call_are_normalised_as_the_constructors_are() -> None:
+    model = ScriptedLM(lambda request: submit("'ok'"))
+    await AsyncRLM(model).acompletion("CTX", sampling_args={"stream": False, "temperature": 0})
+    assert model.calls[0].sampling_args == {"temperature": 0}
+
+
 def test_an_open_engine_belongs_to_its_loop() -> None:
     rlm = AsyncRLM(ScriptedLM(lambda request: submit("'ok'")))
 
@@ -126,3 +137,78 @@ def test_an_open_engine_belongs_to_its_loop() -> None:
     anyio.run(enter)
     with pytest.raises(ConfigurationError, match="event loop"):
         anyio.run(rlm.acompletion, "CTX")
+
+
+def test_the_next_completion_opens_it_again_beside_one_that_still_runs() -> None:
+    asked, go_on = threading.Event(), threading.Event()
+
+    async def ask(messages: list[dict[str, str]]) -> str:
+        if "first" in messages[-1]["content"]:
+            asked.set()
+            await anyio.to_thread.run_sync(go_on.wait)
+        return submit("context")
+
+    answers: list[str] = []
+    with RLM(ask) as rlm:
+        first = threading.Thread(target=lambda: answers.append(rlm.completion("CTX", "first").response))
+        first.start()
+        assert asked.wait(10)
+        closer = threading.Thread(target=rlm.close)
+        closer.start()
+        closer.join(0.5)
+        assert closer.is_alive()
+        assert rlm.completion("meanwhile").response == "meanwhile"
+        go_on.set()
+        first.join(10)
+        closer.join(10)
+        assert answers == ["CTX"]
+        assert rlm.completion("last").response == "last"
+    assert not [thread for thread in threading.enumerate() if "portal" in thread.name]
+
+
+FORKS = """
+import gc, os, sys, threading
+from asyncrlm import RLM
+from asyncrlm.testing import ScriptedLM
+
+CELL = '```repl\\nanswer["content"] = context\\nanswer["ready"] = True\\n```'
+rlm, dropped = RLM(ScriptedLM(lambda request: CELL)), RLM(ScriptedLM(lambda request: CELL))
+print(rlm.completion("before").response, dropped.completion("x").response, flush=True)
+stream = rlm.stream("CTX")
+events = stream.__enter__()
+next(events)
+child = os.fork()
+if not child:
+    try:
+        next(events)
+    except RuntimeError as error:
+        print(error, flush=True)
+    stream.__exit__(None, None, None)
+    del dropped
+    gc.collect()
+    WHAT
+    sys.stdout.flush()
+    END
+_, status = os.waitpid(child, 0)
+print("status", status, flush=True)
+stream.__exit__(None, None, None)
+print(rlm.completion("after").response, dropped.completion("x").response, flush=True)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.parametrize("end", ["sys.exit(0)", "os._exit(0)", "rlm.close(); sys.exit(0)"])
+@pytest.mark.parametrize("what", ["pass", "print(rlm.completion('in the child').response)", "rlm.close()"])
+def test_a_forked_process_opens_its_own(what: str, end: str) -> None:
+    code = FORKS.replace("WHAT", what).replace("END", end)
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    said = ["in the child"] if "print" in what else []
+    refused = "this stream belongs to the process it was begun in, not to one forked from it"
+    assert ran.stdout.splitlines() == ["before x", refused, *said, "status 0", "after x"]
+    assert (ran.returncode, ran.stderr) == (0, "")

@@ -162,6 +162,11 @@ class AsyncRLM:
             self._entered -= 1
             await self._engine.release()
 
+    def forget(self) -> None:
+        """Leave what is open to the process this one was forked from; internal, for the blocking face."""
+        self._engine = EngineScope()
+        self._entered = 0
+
     # ---- asking ----
 
     async def acompletion(
@@ -211,8 +216,7 @@ class AsyncRLM:
         Raises:
             ConfigurationError: for an override that is unknown or wrong.
         """
-        check_overrides(overrides)
-        return Call(self._configuration, overrides)
+        return Call(self._configuration, check_overrides(overrides))
 
     async def complete(
         self,

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import os
 import queue
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Generator
+from concurrent.futures import Future
 from contextlib import contextmanager
+from contextvars import Context
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
-from anyio.from_thread import BlockingPortal, BlockingPortalProvider
+import anyio
+from anyio.from_thread import BlockingPortal
 
 from .engine.call import Call
 from .errors import CancellationError
@@ -21,9 +25,6 @@ from .types import RLMChatCompletion
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-_portals = BlockingPortalProvider()
-"""Starts the thread with the first lease and ends it with the last."""
 
 
 def _constructed_like(
@@ -43,14 +44,23 @@ class RLM:
     """`AsyncRLM` for blocking code: scripts, threads, notebooks with a running event loop.
 
     Takes the arguments of `AsyncRLM`. The engine stays open from the first completion until `close()`, the end of a
-    `with` block, or the end of the object.
+    `with` block, or the end of the object. A forked process opens an engine of its own.
     """
 
     @_constructed_like(AsyncRLM.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._engine = AsyncRLM(*args, **kwargs)
+        self._begin()
+
+    def _begin(self) -> None:
         self._open: _Open | None = None
         self._opening = threading.Lock()
+        _process.every.add(self)
+
+    def _begin_in_child(self) -> None:
+        """In a forked process: nothing is open there, whatever is in the one it was forked from."""
+        self._engine.forget()
+        self._begin()
 
     def __repr__(self) -> str:
         return f"<RLM over {self._engine!r}>"
@@ -66,7 +76,13 @@ class RLM:
         Raises:
             CancellationError: on Ctrl-C, once everything the run had started is gone.
         """
-        return self._opened().complete(prompt, root_prompt, tags, overrides)
+        call = self._engine.prepare(overrides)
+        task = self._start(lambda: self._engine.complete(call, prompt, root_prompt, tags))
+        try:
+            return task.result()
+        except KeyboardInterrupt:
+            task.stop()
+            raise _interrupted(call) from None
 
     @contextmanager
     def stream(
@@ -80,23 +96,28 @@ class RLM:
         Raises:
             CancellationError: on Ctrl-C while waiting for an event, once everything the run had started is gone.
         """
-        stream = self._opened().stream(prompt, root_prompt, tags, overrides)
+        call = self._engine.prepare(overrides)
+        stream = BlockingEventStream(self._start, self._engine, call, prompt, root_prompt, tags)
         try:
             yield stream
         finally:
             stream.close()
 
-    def _opened(self) -> _Open:
+    def _start(self, function: Callable[[], Awaitable[T]]) -> _Task[T]:
+        """Begin a coroutine function in the portal; under the lock, so that no `close` comes in between."""
         with self._opening:
             opened = self._open
             if opened is None:
                 opened = self._open = _Open(self._engine)
                 opened.finalizer = weakref.finalize(self, opened.abandon)
                 opened.finalizer.atexit = False  # `_close_all` does it then, where threads can't be started
-            return opened
+            return opened.start(function)
 
     def close(self) -> None:
-        """End what the completions shared. Closing twice is fine; the next completion opens it again."""
+        """End what the completions shared, once those under way have ended.
+
+        Closing twice is fine; the next completion opens it again, also one that begins meanwhile.
+        """
         with self._opening:
             opened, self._open = self._open, None
         if opened is not None:
@@ -112,7 +133,13 @@ class RLM:
 class BlockingEventStream:
     """The events of one run, for one thread. `result` is set once the last of them was taken."""
 
-    def __init__(self, portal: BlockingPortal, engine: AsyncRLM, call: Call, *asked: Any) -> None:
+    def __init__(
+        self,
+        start: Callable[[Callable[[], Awaitable[Any]]], _Task[Any]],
+        engine: AsyncRLM,
+        call: Call,
+        *asked: Any,
+    ) -> None:
         self.result: RLMChatCompletion | None = None
         self._call = call
         self._ended = False
@@ -128,7 +155,7 @@ class BlockingEventStream:
             finally:
                 self._events.put(None)
 
-        self._task = _Task(portal, run)
+        self._task = start(run)
 
     def __iter__(self) -> Self:
         return self
@@ -136,6 +163,8 @@ class BlockingEventStream:
     def __next__(self) -> Event:
         if self._ended:
             raise StopIteration
+        if self._task.is_foreign:
+            raise RuntimeError("this stream belongs to the process it was begun in, not to one forked from it")
         try:
             event = self._events.get()
             if event is not None:
@@ -156,30 +185,98 @@ class BlockingEventStream:
 class _Task(Generic[T]):
     """A coroutine function under way in the portal."""
 
-    def __init__(self, portal: BlockingPortal, function: Callable[[], Awaitable[T]]) -> None:
+    def __init__(
+        self, portal: BlockingPortal, function: Callable[[], Awaitable[T]], under_way: set[_Task[Any]] | None = None
+    ) -> None:
         self._over = threading.Event()
+        self._process = _process
 
         async def run() -> T:
             try:
                 return await function()
             finally:
                 self._over.set()
+                if under_way is not None:
+                    under_way.discard(self)
 
         self._future = portal.start_task_soon(run)
+        if under_way is not None and not self._over.is_set():
+            under_way.add(self)
+            if self._over.is_set():
+                under_way.discard(self)
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it is under way in the process that this one was forked from, and nowhere here."""
+        return self._process is not _process
 
     def result(self) -> T:
         return self._future.result()
 
+    def wait(self) -> None:
+        self._over.wait()
+
     def stop(self) -> None:
         """Cancel it and wait for its end: a cancelled future says nothing about its task."""
+        if self.is_foreign:
+            return
         self._future.cancel()
-        self._over.wait()
+        self.wait()
 
 
 def _interrupted(call: Call) -> CancellationError:
     error = CancellationError("interrupted by the keyboard; everything the run had started is gone")
     call.account(error)
     return error
+
+
+class _Portal:
+    """The thread that all `RLM` share: the first lease starts it and the last ends it.
+
+    Not anyio's own provider: in a forked process that one waits, while it is collected, for a thread that is not there.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._leases = 0
+        self._running: tuple[BlockingPortal, threading.Thread] | None = None
+
+    def acquire(self) -> BlockingPortal:
+        with self._lock:
+            running = self._running = self._running or _portal_thread()
+            self._leases += 1
+            return running[0]
+
+    def release(self) -> None:
+        """End a lease; the last one waits for the thread's end."""
+        with self._lock:
+            self._leases -= 1
+            if self._leases or self._running is None:
+                return
+            (portal, thread), self._running = self._running, None
+        portal.call(portal.stop)
+        thread.join()
+
+
+def _portal_thread() -> tuple[BlockingPortal, threading.Thread]:
+    ready: Future[BlockingPortal] = Future()
+
+    async def serve() -> None:
+        async with BlockingPortal() as portal:
+            ready.set_result(portal)
+            await portal.sleep_until_stopped()
+
+    def run() -> None:
+        try:
+            Context().run(anyio.run, serve)
+        except BaseException as error:
+            if ready.done():
+                raise
+            ready.set_exception(error)
+
+    thread = threading.Thread(target=run, name="asyncrlm-portal", daemon=True)
+    thread.start()
+    return ready.result(), thread
 
 
 class _Open:
@@ -191,7 +288,9 @@ class _Open:
         self._engine = engine
         self._closing = threading.Lock()
         self._closed = False
-        self._portal: BlockingPortal = _portals.__enter__()
+        self._under_way: set[_Task[Any]] = set()
+        self._process = _process
+        self._portal = _process.portal.acquire()
         entering = _Task(self._portal, engine.__aenter__)
         try:
             entering.result()
@@ -200,61 +299,80 @@ class _Open:
                 entering.stop()
                 self._portal.call(engine.aclose)
             finally:
-                _portals.__exit__(None, None, None)
+                _process.portal.release()
             raise
-        _all_open.add(self)
+        _process.open.add(self)
 
-    def complete(
-        self, prompt: Any, root_prompt: str | None, tags: dict[str, Any] | None, overrides: dict[str, Any]
-    ) -> RLMChatCompletion:
-        call = self._engine.prepare(overrides)
-        task = _Task(self._portal, lambda: self._engine.complete(call, prompt, root_prompt, tags))
-        try:
-            return task.result()
-        except KeyboardInterrupt:
-            task.stop()
-            raise _interrupted(call) from None
-
-    def stream(
-        self, prompt: Any, root_prompt: str | None, tags: dict[str, Any] | None, overrides: dict[str, Any]
-    ) -> BlockingEventStream:
-        call = self._engine.prepare(overrides)
-        return BlockingEventStream(self._portal, self._engine, call, prompt, root_prompt, tags)
+    def start(self, function: Callable[[], Awaitable[T]]) -> _Task[T]:
+        return _Task(self._portal, function, self._under_way)
 
     def close(self) -> None:
+        """Close the engine and, once all that runs has ended, leave the portal.
+
+        Not before: as long as a run holds the engine open, whoever opens it again must find the same event loop.
+        """
+        if self._process is not _process:
+            return
         with self._closing:
             if self._closed:
                 return
             self._closed = True
-            _all_open.discard(self)
+            self._process.open.discard(self)
             if self.finalizer is not None:
                 self.finalizer.detach()
             try:
                 self._portal.call(self._engine.aclose)
+                for task in tuple(self._under_way):
+                    task.wait()
             finally:
-                _portals.__exit__(None, None, None)
+                self._process.portal.release()
 
     def abandon(self) -> None:
         """Close it for an `RLM` that nobody has any more.
 
         The garbage is collected in any thread, at any line: the portal's own, which would wait for itself, or one that
-        holds the portals' lock. So nothing is waited for here, and no lock taken, not even those that `threading` takes
+        holds the portal's lock. So nothing is waited for here, and no lock taken, not even those that `threading` takes
         to start a thread.
         """
         _thread.start_new_thread(self.close, ())
 
 
-_all_open: set[_Open] = set()
-"""What to close when the process ends."""
+class _Process:
+    """What the `RLM` of one process share."""
+
+    def __init__(self) -> None:
+        self.portal = _Portal()
+        self.open: set[_Open] = set()
+        """What to close when the process ends."""
+        self.every: weakref.WeakSet[RLM] = weakref.WeakSet()
+
+
+_process = _Process()
 
 
 @atexit.register
 def _close_all() -> None:
-    for opened in tuple(_all_open):
+    for opened in tuple(_process.open):
         opened.close()
+
+
+def _after_fork() -> None:
+    """No thread but the forking one is there any more: what waits for another, or for a lock it held, waits for ever.
+
+    What was open stays so in the process it belongs to, and is used no more in this one.
+    """
+    global _process
+    left, _process = _process, _Process()
+    for rlm in tuple(left.every):
+        rlm._begin_in_child()  # pyright: ignore[reportPrivateUsage]
+
+
+if hasattr(os, "register_at_fork"):  # there is no fork on Windows
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _unpickled(cls: type[RLM], engine: AsyncRLM) -> RLM:
     rlm = cls.__new__(cls)
-    rlm.__dict__.update(_engine=engine, _open=None, _opening=threading.Lock())
+    rlm._engine = engine  # pyright: ignore[reportPrivateUsage]
+    rlm._begin()  # pyright: ignore[reportPrivateUsage]
     return rlm

@@ -30,6 +30,8 @@ PIPE_CLOSED: Final = 141
 @contextmanager
 def exits(*, as_json: bool = False) -> Generator[None]:
     """Turn what a command raises into one line on standard error and an exit status."""
+    if sys.stdout is None:
+        fail("standard output is closed; nothing was run", USAGE)
     try:
         yield
     except ConfigurationError as error:
@@ -50,6 +52,8 @@ def fail(message: str, status: int) -> NoReturn:
 
 def say(text: str) -> None:
     """Write to standard error, whatever state it is in."""
+    if sys.stderr is None:
+        return  # `print` would take standard output for it
     try:
         print(printable(text), file=sys.stderr, flush=True)  # noqa: T201 - this is a command
     except (OSError, ValueError):

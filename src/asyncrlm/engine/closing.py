@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 from msgspec import Struct
 
-from ..errors import LimitError, LMError
+from ..errors import LimitError, LMError, SandboxLost
 from ..lm.base import LMReply
 from ..repl.session import Session
 from ..types import StopReason
@@ -94,7 +94,12 @@ class Closing:
                 raise
             text, failure = "", error
         else:
-            text = await self._answer_in(session, reply)
+            try:
+                text = await self._answer_in(session, reply)
+            except SandboxLost as error:
+                if not self._answers_limits:
+                    raise
+                text, failure = _prose(reply.text), error
         text = text or self._best_text(session)
         if not text and limit is not None:
             raise limit from failure
@@ -120,7 +125,7 @@ class Closing:
 
     async def _answer_in(self, session: Session, reply: LMReply) -> str:
         """The answer that a last reply gives; "" if none. Its code is run for its answer, never returned."""
-        for code in parse_reply(reply.text).cells:
+        for code in parse_reply(reply.text, cut_off=reply.cut_off).cells:
             outcome = await self._turns.run_cell(session, code)
             if outcome.answer is not None and not outcome.answer.empty:
                 return outcome.answer.content

@@ -107,13 +107,13 @@ def check_call(root_prompt: Any, tags: Any) -> None:
         checked_dict("tags", tags, '{"user": 7}')
 
 
-def check_overrides(overrides: Mapping[str, Any]) -> None:
-    """The overrides of one call that are no limits.
+def check_overrides(overrides: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The overrides of one call, those checked that are no limits.
 
     Raises:
         ConfigurationError: naming the right form.
     """
-    _sampling("sampling_args", overrides.get("sampling_args"))
+    return {**overrides, "sampling_args": _sampling("sampling_args", overrides.get("sampling_args"))}
 
 
 def checked_dict(name: str, value: Any, example: str = '{"cell_timeout": 60}') -> Mapping[str, Any]:

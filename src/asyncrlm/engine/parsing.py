@@ -86,11 +86,12 @@ class _Block(Struct, frozen=True):
     ends_thinking: bool = False
 
 
-def parse_reply(text: str) -> ParsedReply:
+def parse_reply(text: str, *, cut_off: bool = False) -> ParsedReply:
     """The runnable blocks of `text`, in order.
 
     Runnable is what stands in a fence of three or more backticks or tildes labelled `repl`, `python` or `py`, outside
-    `<think>` and `<thinking>`. An unclosed last block counts unless it stops in the middle of a statement.
+    `<think>` and `<thinking>`. An unclosed last block counts unless it stops in the middle of a statement, or the reply
+    is known to be `cut_off`: half a cell may look whole.
     """
     text = text.replace("\r\n", "\n")
     cells: list[str] = []
@@ -136,7 +137,7 @@ def parse_reply(text: str) -> ParsedReply:
             cells.clear()
             thought = True
             continue
-        if not block.complete:
+        if not block.complete or (cut_off and not block.closed):
             dropped = True
         elif block.body.strip():
             cells.append(_dedent(block.body, len(found["indent"])))
@@ -262,8 +263,9 @@ def _dedent(body: str, indent: int) -> str:
 def _problem(text: str, cells: list[str], ignored: str | None, *, thought: bool, dropped: bool) -> str | None:
     if dropped:
         return (
-            "Your last code block has no closing fence and stops in the middle of a statement: the reply was probably "
-            "cut off. That block was not executed. Write it again, shorter, and close it with ``` on a line of its own."
+            "Your last code block has no closing fence and stops in the middle: the reply was probably cut "
+            "off. That block was not executed. Write it again, shorter, and close it with ``` on a line of its "
+            "own."
         )
     if cells:
         return None

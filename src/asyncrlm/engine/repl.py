@@ -88,6 +88,7 @@ class Repl:
         self._stack: AsyncExitStack | None = None
         self._session: Session | None = None
         self._services: _Asking | None = None
+        self._executing = False
 
     async def __aenter__(self) -> Self:
         if self._state != "new":
@@ -139,10 +140,15 @@ class Repl:
             RuntimeError: if the Repl is not open, or another cell is under way.
         """
         session, services = self._opened(), self._services
+        if services is None or self._executing:
+            return _result(await session.execute(code), [])  # which refuses a second cell beside the first
+        self._executing = True
         calls: list[RLMChatCompletion] = []
-        if services is not None:
-            services.calls = calls
-        return _result(await session.execute(code), calls)
+        services.calls = calls
+        try:
+            return _result(await session.execute(code), calls)
+        finally:
+            self._executing = False
 
     def _opened(self) -> Session:
         if self._state != "open" or self._session is None:

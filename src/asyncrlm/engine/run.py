@@ -234,10 +234,12 @@ class Run:
 
     async def _run_cells(self, session: Session, reply: LMReply) -> None:
         """Run the cells of one reply and tell the model what came of them, or keep its answer."""
-        parsed = parse_reply(reply.text)
+        parsed = parse_reply(reply.text, cut_off=reply.cut_off)
         problem = parsed.problem
-        if reply.finish_reason == "length":
+        if reply.cut_off:
             cut_off = self._configuration.prompts.cut_off
+            if reply.finish_reason != "length":
+                cut_off = self._configuration.prompts.refused
             problem = f"{cut_off} {problem}" if problem else cut_off
         outcomes: list[CellOutcome] = []
         failed = False

@@ -70,6 +70,7 @@ class RunServices:
 
     async def _child(self, call: SubCall, spec: ClientSpec, record: _Record) -> str:
         refuse_schema(call)
+        self._count()
         gate = self._tree.child_gate(self._depth + 1)
         await gate.acquire()
         try:

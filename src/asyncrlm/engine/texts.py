@@ -167,6 +167,9 @@ Answer this:
     )
     """Said when a reply ended at its length limit."""
 
+    refused: str = "Your last reply was broken off before its end by the provider's filter."
+    """Said when a reply with some text ended in a refusal."""
+
     closing: str = """\
 This run ends here: {reason}. No more code is run. Reply now with the best answer that what you have seen so far \
 allows, as plain text without code blocks. Say what is uncertain or missing.{question}\

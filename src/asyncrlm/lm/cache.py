@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class _Flight:
-    """A call under way. `done` is set once its outcome is known; neither reply nor error: it was given up."""
+    """A call under way. `done` is set once it is over; neither reply nor error: others must ask for themselves."""
 
     __slots__ = ("done", "error", "reply")
 
@@ -99,7 +99,8 @@ class ReplyCache:
                 await self._keep(self._store.put, Call(key), flight.reply)
             return flight.reply
         except LMError as error:
-            flight.error = error
+            if not error.retryable:  # else it may be of this caller alone: its deadline, its turn at the account
+                flight.error = error
             raise
         finally:
             flight.done.set()
