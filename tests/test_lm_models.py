@@ -7,7 +7,9 @@ from typing import Any
 
 import anyio
 import pytest
+from lm_serving import KEY
 
+from asyncrlm import AsyncRLM
 from asyncrlm.errors import ConfigurationError, LMError
 from asyncrlm.ledger import Price
 from asyncrlm.lm import catalog
@@ -17,7 +19,11 @@ from asyncrlm.lm.clients import client_spec
 from asyncrlm.lm.endpoints import PRESETS
 from asyncrlm.lm.fallback import FallbackClient, cost_of
 from asyncrlm.lm.routing import Router
-from asyncrlm.testing import ScriptedLM
+from asyncrlm.testing import FakeOpenAIServer, FakeReply, FakeRequest, ScriptedLM
+from asyncrlm.types import RateHints
+
+from .helpers import submit
+from .pacing_support import on_a_jumping_clock
 
 pytestmark = pytest.mark.anyio
 
@@ -130,6 +136,52 @@ async def test_the_next_one_answers_when_the_first_fails() -> None:
         assert (reply.text, reply.model) == ("fine", "works")
         assert "model-authentication, works" in repr(client)
         assert client.account.count("+") == 2
+
+
+def test_a_rate_limit_holds_up_only_the_model_that_has_it() -> None:
+    busy: list[str] = []
+
+    def limited(name: str, wait: float | None, count: int) -> ScriptedLM:
+        def answer(request: LMRequest) -> LMReply:
+            busy.append(name)
+            if busy.count(name) <= count:
+                raise LMError("slow down", kind="rate_limit", retryable=True, retry_after=wait)
+            return LMReply(text=name, rate=RateHints(requests_left=0, request_limit=1, requests_reset=60.0))
+
+        return ScriptedLM(answer, model=name)
+
+    async def main() -> None:
+        client = FallbackClient([limited("a", 20.0, 1), limited("b", None, 0)])
+        first = [await client.acomplete(REQUEST) for _ in range(3)]
+        assert ([reply.text for reply in first], busy) == (["b"] * 3, ["a", "b", "b", "b"])
+        assert first[0].rate is None
+        await anyio.sleep(20.1)
+        assert (await client.acomplete(REQUEST)).text == "a"
+        busy.clear()
+        both = FallbackClient([limited("a", 20.0, 1), limited("b", 5.0, 1)])
+        for waited in (0.0, 1.0, 3.0):
+            await anyio.sleep(waited)
+            with pytest.raises(LMError, match=r"slow down|no room for another") as caught:
+                await both.acomplete(REQUEST)
+            assert (caught.value.kind, caught.value.retryable, caught.value.charged) == ("rate_limit", True, False)
+            assert caught.value.retry_after == pytest.approx({0.0: 5.0, 1.0: 4.0, 3.0: 1.0}[waited])
+        await anyio.sleep(1.1)
+        assert (await both.acomplete(REQUEST)).text == "b"
+        assert busy == ["a", "b", "b"]
+
+    on_a_jumping_clock(main)
+
+
+async def test_runs_of_one_engine_know_of_each_others_refusals() -> None:
+    def refused(request: FakeRequest) -> FakeReply:
+        return FakeReply.fault(429, retry_after=60)
+
+    async with FakeOpenAIServer(refused) as busy, FakeOpenAIServer(lambda request: submit("1")) as free:
+        kwargs = [{"base_url": server.base_url, "model_name": "m", "api_key": KEY} for server in (busy, free)]
+        async with AsyncRLM(["vllm", "vllm"], backend_kwargs=kwargs) as rlm:
+            for _ in range(3):
+                assert (await rlm.acompletion("CTX")).response == "1"
+    assert (len(busy.requests), len(free.requests)) == (1, 3)
 
 
 async def test_a_request_that_is_wrong_is_not_passed_on() -> None:

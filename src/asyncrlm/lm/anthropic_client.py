@@ -10,9 +10,10 @@ from ..errors import ConfigurationError, LMError
 from .anthropic_replies import MessageStream, parse_message
 from .encoding import encoded
 from .endpoints import Origin, is_named, origin_of
-from .http import Call, Connection, Endpoint, HttpClient
-from .http_pool import ConnectionSettings, http_client, redacted
+from .http import Call, Connection, Endpoint, HttpClient, connected
+from .http_pool import ConnectionSettings, http_client
 from .openai_client import fresh_key, sdk_client
+from .secrecy import redacted
 from .spec import optional_sdk
 
 if TYPE_CHECKING:
@@ -201,7 +202,8 @@ async def open_connection(settings: ConnectionSettings) -> AsyncGenerator[Connec
         except (anthropic.AnthropicError, ValueError, TypeError) as error:
             said = redacted(f"the Anthropic SDK refuses this: {error}", settings.secrets)
             raise ConfigurationError(said) from error
-        yield Connection(settings, http, _endpoint(settings, sdk))
+        with connected(settings, http, _endpoint(settings, sdk)) as connection:
+            yield connection
 
 
 def _endpoint(settings: ConnectionSettings, sdk: AsyncAnthropic) -> Endpoint:

@@ -22,9 +22,10 @@ from .endpoints import (
     fingerprint,
     origin_of,
 )
-from .http import Connection, Endpoint
-from .http_pool import DEFAULT_TIMEOUT, ConnectionSettings, http_client, redacted
+from .http import Connection, Endpoint, connected
+from .http_pool import DEFAULT_TIMEOUT, ConnectionSettings, http_client
 from .openai_client import OpenAIClient, fresh_key, sdk_client
+from .secrecy import redacted
 from .spec import OUR_KWARGS, ClientSpec, Shared, attempts_of, checked_timeout, price_and_window, refuse_unknown
 
 if TYPE_CHECKING:
@@ -169,7 +170,8 @@ async def _open_connection(settings: ConnectionSettings, deployment: str) -> Asy
             )
         except (openai.OpenAIError, ValueError, TypeError) as error:
             raise ConfigurationError(redacted(f"the OpenAI SDK refuses this: {error}", settings.secrets)) from error
-        yield Connection(settings, http, _endpoint(settings, sdk))
+        with connected(settings, http, _endpoint(settings, sdk)) as connection:
+            yield connection
 
 
 def _endpoint(settings: ConnectionSettings, sdk: AsyncAzureOpenAI) -> Endpoint:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, cast
 
 from msgspec import structs
@@ -156,13 +157,18 @@ def _fallback_spec(
         return specs[0]
     windows = [spec.window for spec in specs if spec.window is not None]
 
+    key = ("fallback", *(spec.key for spec in specs))
+
     async def opener(shared: Shared) -> LMClient:
-        return FallbackClient([await spec.connect(shared) for spec in specs], prices=[spec.price for spec in specs])
+        clients = [await spec.connect(shared) for spec in specs]
+        together = FallbackClient(clients, prices=[spec.price for spec in specs])
+        # One for all runs of a scope: it remembers which of its models is to be left alone.
+        return await shared(key, lambda: nullcontext(together))
 
     return ClientSpec(
         model=specs[0].model,
         backend="fallback",
-        key=("fallback", *(spec.key for spec in specs)),
+        key=key,
         price=_dearest([spec.price for spec in specs]),
         window=min(windows) if windows else None,
         asked_with={"each": [[spec.backend, spec.model, dict(spec.asked_with)] for spec in specs]},

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
+import anyio
 import msgspec
 
 from ..errors import LMError, LMErrorKind
@@ -19,9 +21,14 @@ OWN_FAULT: frozenset[LMErrorKind] = frozenset({"bad_request"})
 """Failures that are the request's fault: another model would refuse it too."""
 
 
+UNSAID_REST = 1.0
+"""Seconds that a model is left alone after it refused for a rate limit without saying for how long."""
+
+
 class FallbackClient(LMClient):
     """Asks `clients` in order until one replies.
 
+    One that refuses for its rate limit is left alone for as long as it says, and only that one: the others stand in.
     When all have failed, the error says what each said; it is retryable if one of theirs is.
     A try that failed and may have been paid for is counted in `charged_before` of what comes back.
     `prices` are the clients' own: a reply without a cost is priced by the client that gave it.
@@ -33,6 +40,8 @@ class FallbackClient(LMClient):
         self.model = clients[0].model
         self._clients = tuple(clients)
         self._prices = tuple(prices) if prices is not None else (None,) * len(clients)
+        self._rests = [-math.inf] * len(clients)
+        """Until when each of them is left alone, on the event loop's clock."""
 
     @property
     def account(self) -> str:
@@ -44,10 +53,16 @@ class FallbackClient(LMClient):
 
     async def acomplete(self, request: LMRequest) -> LMReply:
         failures: list[tuple[LMClient, LMError]] = []
-        for client, price in zip(self._clients, self._prices, strict=True):
+        for index, (client, price) in enumerate(zip(self._clients, self._prices, strict=True)):
+            if (rest := self._rests[index] - anyio.current_time()) > 0:
+                failures.append((client, _resting(rest)))
+                continue
             try:
                 reply = await client.acomplete(request)
             except LMError as error:
+                if error.kind == "rate_limit":
+                    wait = UNSAID_REST if error.retry_after is None else error.retry_after
+                    self._rests[index] = max(self._rests[index], anyio.current_time() + wait)
                 if error.kind in OWN_FAULT:
                     error.charged_before += _charged(failures)
                     raise
@@ -55,7 +70,10 @@ class FallbackClient(LMClient):
             else:
                 reply = priced(reply, price)
                 return msgspec.structs.replace(
-                    reply, model=reply.model or client.model, charged_before=reply.charged_before + _charged(failures)
+                    reply,
+                    model=reply.model or client.model,
+                    charged_before=reply.charged_before + _charged(failures),
+                    rate=None,  # what is left of one account says nothing of the others
                 )
         raise _all_failed(failures)
 
@@ -65,6 +83,11 @@ class FallbackClient(LMClient):
 
     def __repr__(self) -> str:
         return f"<FallbackClient {', '.join(client.model for client in self._clients)}>"
+
+
+def _resting(seconds: float) -> LMError:
+    said = f"not asked: its rate limit leaves no room for another {seconds:.1f} s"
+    return LMError(said, kind="rate_limit", retryable=True, retry_after=seconds)
 
 
 def _charged(failures: Sequence[tuple[LMClient, LMError]]) -> int:

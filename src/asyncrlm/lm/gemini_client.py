@@ -15,9 +15,10 @@ from .encoding import encoded
 from .endpoints import origin_of
 from .gemini_dialect import PLACEHOLDER, Dialect
 from .gemini_replies import ResponseStream, failure, parse_response
-from .http import Call, Connection, Endpoint, HttpClient
-from .http_pool import ConnectionSettings, http_client, redacted
+from .http import Call, Connection, Endpoint, HttpClient, connected
+from .http_pool import ConnectionSettings, http_client
 from .openai_client import fresh_key
+from .secrecy import redacted
 from .spec import optional_sdk
 
 if TYPE_CHECKING:
@@ -129,7 +130,8 @@ async def open_connection(settings: ConnectionSettings) -> AsyncGenerator[Gemini
             sign=sign if tokens is not None or callable(key) else None,
             failure=failure,
         )
-        yield GeminiConnection(Connection(settings, http, endpoint), dialect)
+        with connected(settings, http, endpoint) as connection:
+            yield GeminiConnection(connection, dialect)
 
 
 def _signed(signature: Mapping[str, str], secret: str) -> dict[str, str]:

@@ -7,7 +7,8 @@ Each vendor's SDK says where to send and how to sign; a call itself is one reque
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
@@ -17,9 +18,10 @@ from msgspec import Struct
 from ..errors import LMError
 from .base import LMClient, LMDelta, LMReply, LMRequest
 from .endpoints import fingerprint, header_problem
-from .http_pool import ConnectionSettings, fault_types, http_library, redacted
+from .http_pool import ConnectionSettings, fault_types, http_library
 from .limits import rate_hints
 from .replies import error_of_status
+from .secrecy import redacted, secret_texts, unlogged_queries
 from .sse import EventLines
 
 if TYPE_CHECKING:
@@ -84,6 +86,7 @@ class Connection:
         self._faults = fault_types(library)
         self.host: str = endpoint.url.host
         where = endpoint.url.netloc.decode("ascii")
+        self._secrets = secret_texts((*settings.secrets, *(self._headers.get(name) for name in _SIGNATURES)))
         identity = (settings.api_key, settings.sdk_kwargs, *(self._headers.get(name) for name in _SIGNATURES))
         self.account = f"{settings.vendor}:{where}:{fingerprint(repr(identity))}"
 
@@ -184,8 +187,10 @@ class Connection:
         url = self._url if call.url is None else _with_query(call.url, self._query)
         url = _with_query(url, call.query) if call.query else url
         request = self._library.Request("POST", str(url), headers=sent, content=call.body)
-        signed = (sent.get(name, "").removeprefix("Bearer ") for name in _SIGNATURES)
-        secrets = (*self._settings.secrets, *(value for value in signed if len(value) >= 8))
+        secrets = self._secrets
+        if sent is not self._headers or call.query:
+            signed = (sent.get(name) for name in _SIGNATURES)
+            secrets += secret_texts((*signed, *(call.headers or {}).values(), *(call.query or {}).values()))
         return request, secrets, call.timeout if call.timeout is not None else self._total
 
     @staticmethod
@@ -237,6 +242,13 @@ class Connection:
             retryable=begun or not permanent,
             charged=begun or (not refused and not permanent),
         )
+
+
+@contextmanager
+def connected(settings: ConnectionSettings, http: Any, endpoint: Endpoint) -> Generator[Connection]:
+    """A connection through an open http client. While it is there, no query of its requests is logged."""
+    with unlogged_queries(http_library(http).__name__, endpoint.url.host):
+        yield Connection(settings, http, endpoint)
 
 
 class HttpClient(LMClient):

@@ -13,6 +13,7 @@ from msgspec import Struct
 from ..errors import ConfigurationError
 from .endpoints import ApiKey, fingerprint
 from .limits import open_files_share
+from .secrecy import secret_texts
 
 DEFAULT_TIMEOUT = 600.0
 """Seconds that one attempt may take."""
@@ -22,10 +23,6 @@ CONNECT_TIMEOUT = 30.0
 
 MAX_CONNECTIONS = 2000
 """Connections to one account at most; fewer where the process may have few open files."""
-
-
-_CUT = 10
-"""Characters of a secret's beginning that are still none of anybody's business."""
 
 
 class ConnectionSettings(Struct, frozen=True, kw_only=True, eq=False):
@@ -56,25 +53,12 @@ class ConnectionSettings(Struct, frozen=True, kw_only=True, eq=False):
     @property
     def secrets(self) -> tuple[str, ...]:
         """What must not show up in any message."""
-        values = (self.api_key, *self.default_headers.values(), *map(str, self.default_query.values()))
-        values += tuple(v for name, v in self.sdk_kwargs.items() if name.endswith(("_key", "_token", "_secret")))
-        return tuple(value for value in values if isinstance(value, str) and len(value) >= 8)
+        key = self.api_key if isinstance(self.api_key, str) else None
+        named = (v for name, v in self.sdk_kwargs.items() if name.endswith(("_key", "_token", "_secret")))
+        return secret_texts((key, *self.default_headers.values(), *self.default_query.values(), *named))
 
     def __repr__(self) -> str:
         return f"<ConnectionSettings {self.base_url or self.vendor}>"
-
-
-def redacted(text: str, secrets: tuple[str, ...]) -> str:
-    """`text` without the secrets in it, and without the beginning of one that was cut in the middle."""
-    for secret in secrets:
-        if len(secret) >= 8:
-            text = text.replace(secret, "[redacted]")
-        length = _CUT
-        while length < len(secret) and secret[: length + 1] in text:
-            length += 1
-        if length < len(secret):
-            text = text.replace(secret[:length], "[redacted]")
-    return text
 
 
 def http_library(http: Any) -> Any:

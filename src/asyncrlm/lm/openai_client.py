@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, cast
 from ..errors import ConfigurationError, LMError
 from .encoding import encoded
 from .endpoints import checked_key, is_ambient, origin_of
-from .http import Call, Connection, Endpoint, HttpClient
-from .http_pool import ConnectionSettings, http_client, http_library, redacted
+from .http import Call, Connection, Endpoint, HttpClient, connected
+from .http_pool import ConnectionSettings, http_client, http_library
 from .openai_stream import CompletionStream
 from .replies import parse_completion
+from .secrecy import redacted
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -86,7 +87,8 @@ async def open_connection(settings: ConnectionSettings) -> AsyncGenerator[Connec
             raise ConfigurationError(redacted(f"the OpenAI SDK refuses this: {error}", settings.secrets)) from error
         if settings.base_url is not None and origin_of(str(sdk.base_url)) != origin_of(settings.base_url):
             raise ConfigurationError(f"base_url is ambiguous: it could also be read as {sdk.base_url}")
-        yield Connection(settings, http, endpoint_of(settings, sdk))
+        with connected(settings, http, endpoint_of(settings, sdk)) as connection:
+            yield connection
 
 
 def sdk_client(http: Any) -> dict[str, Any]:
