@@ -18,6 +18,7 @@ from asyncrlm.events import ModelReplied, SubcallFinished, UsageSettled
 from asyncrlm.lm.asked import Asked, CacheSettings, Seen
 from asyncrlm.lm.base import LMReply, LMRequest, LMUsage, Message
 from asyncrlm.lm.cache import ReplyCache, open_cache
+from asyncrlm.lm.clients import client_spec
 from asyncrlm.lm.store import FILE_NAME, ReplyStore
 from asyncrlm.testing import ScriptedLM
 
@@ -378,3 +379,32 @@ def test_one_of_cache_record_and_replay_and_each_a_folder(tmp_path: Path) -> Non
         with pytest.raises(ConfigurationError, match="record must be a folder"):
             AsyncRLM(scripted(), record=wrong)  # type: ignore[arg-type]
     assert json.loads(asked(asks()).text)["model"] == "m"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"eos_token": "</s>"}, {"eos_token": "<end>"}),
+        ({"stop": ["Bearer abcdefgh12345678"]}, {"stop": ["Bearer hgfedcba87654321"]}),
+        ({"tokens": [1] * 2_000}, {"tokens": [*([1] * 1_999), 2]}),
+    ],
+)
+def test_arguments_that_are_shown_alike_are_told_apart(one: dict[str, Any], other: dict[str, Any]) -> None:
+    request = LMRequest(messages=(Message("user", "x"),))
+    keys = {Asked.of("openai", "m", request, args, None).key for args in (one, other, one)}
+    assert len(keys) == 2
+
+
+def test_two_servers_and_two_functions_are_told_apart() -> None:
+    async def answers(messages: list[dict[str, str]]) -> str:
+        return "a"
+
+    kwargs = {"model_name": "m"}
+    first = client_spec("vllm", {"base_url": "http://127.0.0.1:1/v1", "model_name": "m"})
+    second = client_spec("vllm", {"base_url": "http://127.0.0.1:2/v1", "model_name": "m"})
+    assert first.where != second.where
+    assert client_spec(answers, kwargs).where != client_spec(_answers, kwargs).where
+
+
+async def _answers(messages: list[dict[str, str]]) -> str:
+    return "b"

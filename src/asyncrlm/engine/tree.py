@@ -211,7 +211,9 @@ class Tree:
     ) -> LMReply:
         """The reply from where replies are kept, else from `send`."""
         replies = await self.scope.shared(settings, lambda: open_cache(settings))
-        asked = Asked.of(spec.backend, spec.model, request, spec.asked_with, self.ledger.output_cap(need))
+        where = spec.where if settings.mode == "cache" else ""  # a recording is replayed without any server
+        cap = self.ledger.output_cap(need)
+        asked = Asked.of(spec.backend, spec.model, request, spec.asked_with, cap, where=where)
         if settings.mode != "replay":
             return await replies.answer(asked, request, send, self._asked, place)
         # Booked as it was then, so that limits are met where they were.

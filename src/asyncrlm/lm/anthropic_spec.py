@@ -86,6 +86,7 @@ def anthropic_spec(kwargs: dict[str, Any], sampling: dict[str, Any]) -> ClientSp
         backend="anthropic",
         key=(settings.key, model, most, caching, fingerprint(repr(sorted(sampling.items(), key=str)))),
         asked_with={**sampling, "max_tokens default": most},
+        where=settings.base_url or "",
         price=price,
         window=window,
         attempts=attempts,

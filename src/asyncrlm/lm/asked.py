@@ -42,11 +42,23 @@ class Asked(Struct, frozen=True):
     messages: list[tuple[str, str]]
     """Role and hash of each."""
     args: dict[str, Any]
+    """To be shown: without what looks like a secret, and cut short. `args_hash` is of all of them."""
     cap: int | None
+    args_hash: str = ""
+    where: str = ""
 
     @classmethod
-    def of(cls, backend: str, model: str, request: LMRequest, args: Mapping[str, Any], cap: int | None) -> Self:
-        """The identity of `request`, sent with `args` besides its own."""
+    def of(
+        cls,
+        backend: str,
+        model: str,
+        request: LMRequest,
+        args: Mapping[str, Any],
+        cap: int | None,
+        *,
+        where: str = "",
+    ) -> Self:
+        """The identity of `request`, sent with `args` besides its own to the server or function that `where` names."""
         given = {**args, **request.sampling_args}
         kept = {name: value for name, value in given.items() if name not in NOT_PART_OF_A_CALL}
         return cls(
@@ -55,6 +67,8 @@ class Asked(Struct, frozen=True):
             messages=[(message.role, text_hash(message.content)) for message in request.messages],
             args=plain(kept, redacting=True),
             cap=cap,
+            args_hash=text_hash(json.dumps(kept, sort_keys=True, default=repr)) if kept else "",
+            where=where,
         )
 
     @property

@@ -85,6 +85,7 @@ def azure_openai_spec(kwargs: dict[str, Any], sampling: dict[str, Any]) -> Clien
         backend="azure_openai",
         key=(settings.key, deployment, model, fingerprint(repr(sorted(sampling.items(), key=str)))),
         asked_with=sampling,
+        where=settings.base_url or "",
         price=price,
         window=window,
         attempts=attempts,

@@ -99,8 +99,9 @@ def _offline_spec(kwargs: dict[str, Any], sampling: dict[str, Any]) -> ClientSpe
 
 
 def _object_spec(
-    client: LMClient, kwargs: dict[str, Any], sampling: dict[str, Any], backend: str | None = None
+    client: LMClient, kwargs: dict[str, Any], sampling: dict[str, Any], backend: str | None = None, where: object = None
 ) -> ClientSpec:
+    where = type(client) if where is None else where
     backend = backend or type(client).__name__
     refuse_unknown(backend, kwargs, ("price", "context_window", "sampling_args"))
     price, window = price_and_window(client.model, kwargs)
@@ -119,6 +120,7 @@ def _object_spec(
         window=window,
         needs_price=client.needs_price,
         asked_with=sampling,
+        where=f"{getattr(where, '__module__', '')}.{getattr(where, '__qualname__', type(where).__qualname__)}",
         opener=opener,
     )
 
@@ -128,7 +130,7 @@ def _callable_spec(function: Callable[..., Any], kwargs: dict[str, Any], samplin
     client = CallableClient(function, model=model)
     if sampling:
         raise ConfigurationError("a callable gets only the messages: sampling_args have no way to reach it")
-    return _object_spec(client, kwargs, {}, backend="callable")
+    return _object_spec(client, kwargs, {}, backend="callable", where=function)
 
 
 def _fallback_spec(
@@ -172,6 +174,7 @@ def _fallback_spec(
         price=_dearest([spec.price for spec in specs]),
         window=min(windows) if windows else None,
         asked_with={"each": [[spec.backend, spec.model, dict(spec.asked_with)] for spec in specs]},
+        where=" ".join(spec.where for spec in specs),
         needs_price=any(spec.needs_price for spec in specs),
         attempts=max(spec.attempts for spec in specs),
         models=len(specs),

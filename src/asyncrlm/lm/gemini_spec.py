@@ -79,6 +79,7 @@ def gemini_spec(kwargs: dict[str, Any], sampling: dict[str, Any]) -> ClientSpec:
         backend="gemini",
         key=(settings.key, model, fingerprint(repr(sorted(sampling.items(), key=str)))),
         asked_with=sampling,
+        where=settings.base_url or "",
         price=price,
         window=window,
         attempts=attempts,

@@ -203,8 +203,9 @@ class Connection:
             return LMError(f"the server answered HTTP {response.status_code} without a completion", kind="bad_reply")
         if response.has_redirect_location:
             target = self._url.join(response.headers["location"]).copy_with(query=None, fragment=None)
+            shown = redacted(str(target), secrets)
             return LMError(
-                f"HTTP {response.status_code}: the server redirects to {target}; if that is where the model is, "
+                f"HTTP {response.status_code}: the server redirects to {shown}; if that is where the model is, "
                 "give it as base_url (requests are not redirected: they carry a key)",
                 kind="not_found",
                 status=response.status_code,

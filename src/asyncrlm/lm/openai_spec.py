@@ -88,6 +88,7 @@ def openai_spec(backend: str, preset: Preset, kwargs: dict[str, Any], sampling: 
         backend=backend,
         key=(settings.key, model, fingerprint(repr(sorted(sampling.items(), key=str)))),
         asked_with=sampling,
+        where=settings.base_url or "",
         price=price,
         window=window,
         needs_price=not free,

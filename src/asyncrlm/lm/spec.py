@@ -49,6 +49,8 @@ class ClientSpec(Struct, frozen=True, kw_only=True, eq=False):
     """False where requests cost nothing."""
     asked_with: Mapping[str, Any] = {}
     """What is sent with every request and may change its reply: it tells cached replies apart."""
+    where: str = ""
+    """Which server or function answers: two of one model name are not alike to a cache."""
     attempts: int = DEFAULT_ATTEMPTS
     """How often to send one request at most."""
     models: int = 1
