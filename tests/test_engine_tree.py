@@ -16,6 +16,7 @@ from asyncrlm import (
     TimeoutExceededError,
     TokenLimitExceededError,
 )
+from asyncrlm.events import RunFinished
 from asyncrlm.testing import ScriptedLM
 
 from .helpers import cell, echo, scripted, submit, told
@@ -196,3 +197,25 @@ async def test_cancelled_after_any_event_nothing_is_left(events: int, no_leaks: 
         asked = len(model.calls) + len(sub.calls)
         await anyio.lowlevel.checkpoint()
         assert len(model.calls) + len(sub.calls) == asked
+
+
+async def test_a_child_that_a_limit_cut_off_says_which() -> None:
+    async def never(messages: list[dict[str, str]]) -> str:
+        await anyio.sleep_forever()
+        return ""
+
+    rlm = AsyncRLM(scripted(cell("rlm_query('x', model='never')")), other_backends=[never], max_depth=2, max_timeout=2)
+    seen: list[RunFinished] = []
+
+    async def listen() -> None:
+        async with rlm.astream("CTX") as events:
+            async for event in events:
+                if isinstance(event, RunFinished):
+                    seen.append(event)
+
+    with anyio.fail_after(15), pytest.raises(TimeoutExceededError):
+        await listen()
+    (child,) = [event for event in seen if event.depth == 1]
+    assert child.stop_reason == "cancelled"
+    assert child.error is not None
+    assert "TimeoutExceededError" in child.error

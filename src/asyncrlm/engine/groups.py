@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
+from types import TracebackType
 from typing import cast
 
 
-@contextmanager
-def one_error() -> Generator[None]:
+class one_error:  # noqa: N801 - used as a function
     """Raise the only member of an exception group in the group's place, with its own cause and context."""
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        error = _only(group)
-        if error is group:
-            raise
-        raise error from error.__cause__
+
+    # No generator: the frames of one would hold the group, and so the error whose traceback holds them.
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, group: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        error = None if group is None else _only(group)
+        if error is None or error is group:
+            return
+        context = error.__context__
+        try:
+            raise error
+        finally:
+            error.__context__ = context
+            del error, group, context, traceback
 
 
 def _only(error: BaseException) -> BaseException:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from ..clipping import clip
-from .texts import DEFAULT_PROMPTS, Prompts, clean, fill
+from ..lm.replies import whole_text as clean
+from .texts import DEFAULT_PROMPTS, Prompts, fill
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -125,6 +125,12 @@ class Run:
             error = innermost(raised)
             outcome = {"stop_reason": "error", "error": f"{type(error).__name__}: {error}"}
             raise
+        except anyio.get_cancelled_exc_class():
+            if anyio.current_time() >= self.tree.deadline:
+                self.tree.time_is_up()
+            if (limit := self.tree.limit) is not None:
+                outcome["error"] = f"{type(limit).__name__}: {limit}"
+            raise
         finally:
             self._telling.run_finished(seconds=self.seconds, **outcome)
 

@@ -183,12 +183,3 @@ DEFAULT_PROMPTS = Prompts()
 def fill(template: str, **values: str) -> str:
     """`template` with each `{name}` of `values` replaced; values are not looked at again, other braces stay."""
     return re.sub(r"\{(" + "|".join(values) + r")\}", lambda found: values[found[1]], template)
-
-
-def clean(text: str) -> str:
-    """`text` as valid Unicode: surrogate pairs joined, lone surrogates replaced by U+FFFD."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text
