@@ -57,6 +57,14 @@ def test_one_command_measures_ours_beside_the_floors(tmp_path: Path, no_leaks: N
     assert "| d | 500 sub-calls one after another |" in done.stdout
 
 
+def test_each_client_is_measured_beside_its_sdk() -> None:
+    command = [sys.executable, BENCHMARKS / "clients.py", "--quick"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr + done.stdout
+    for name in ("`openai`", "`azure_openai`", "`anthropic`", "`gemini`", "ours, httpx2", "bare SDK, aiohttp"):
+        assert f"| {name}" in done.stdout
+
+
 def test_a_contender_that_never_ends_is_killed_with_all_it_started(tmp_path: Path) -> None:
     log = tmp_path / "log"
     done = subprocess.run(
