@@ -212,3 +212,21 @@ def test_a_forked_process_opens_its_own(what: str, end: str) -> None:
     refused = "this stream belongs to the process it was begun in, not to one forked from it"
     assert ran.stdout.splitlines() == ["before x", refused, *said, "status 0", "after x"]
     assert (ran.returncode, ran.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_callback_that_would_wait_for_its_own_thread_is_told_so(opened: bool) -> None:
+    said: list[BaseException] = []
+    with RLM(scripted(submit("'inner'"))) as inner:
+        if opened:
+            inner.completion("CTX")
+
+        def callback(*_: object) -> None:
+            try:
+                inner.completion("CTX")
+            except ConfigurationError as error:
+                said.append(error)
+
+        with RLM(scripted(submit("'outer'")), on_iteration_complete=callback) as outer:
+            assert outer.completion("CTX").response == "outer"
+    assert "await AsyncRLM" in str(said[0])

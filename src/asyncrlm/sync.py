@@ -18,7 +18,7 @@ import anyio
 from anyio.from_thread import BlockingPortal
 
 from .engine.call import Call
-from .errors import CancellationError
+from .errors import CancellationError, ConfigurationError
 from .events import Event
 from .rlm import AsyncRLM
 from .types import RLMChatCompletion
@@ -105,6 +105,7 @@ class RLM:
 
     def _start(self, function: Callable[[], Awaitable[T]]) -> _Task[T]:
         """Begin a coroutine function in the portal; under the lock, so that no `close` comes in between."""
+        _process.portal.refuse_own_thread()
         with self._opening:
             opened = self._open
             if opened is None:
@@ -242,10 +243,24 @@ class _Portal:
         self._running: tuple[BlockingPortal, threading.Thread] | None = None
 
     def acquire(self) -> BlockingPortal:
+        """Begin a lease.
+
+        Raises:
+            ConfigurationError: in the thread itself, which would wait for what it has to do.
+        """
+        self.refuse_own_thread()
         with self._lock:
             running = self._running = self._running or _portal_thread()
             self._leases += 1
             return running[0]
+
+    def refuse_own_thread(self) -> None:
+        running = self._running
+        if running is not None and running[1] is threading.current_thread():
+            raise ConfigurationError(
+                "RLM can't be used in a callback, listener or model function of an RLM: make that a coroutine function "
+                "and await AsyncRLM there"
+            )
 
     def release(self) -> None:
         """End a lease; the last one waits for the thread's end."""
