@@ -190,7 +190,7 @@ async def test_a_call_longer_than_the_window_is_caught_before_it_is_sent() -> No
     assert sent == ["short"]
     for line in rest:
         assert "its window is 1,047,576 tokens" in line
-        assert "10,000,016 bytes" in line
+        assert "10,000,020 bytes" in line
     assert [call.error is None for call in result.llm_calls] == [True, False, False]
 
 
