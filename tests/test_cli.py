@@ -248,6 +248,23 @@ def test_a_model_on_a_server(cli: Callable[..., Ran], text: Path, monkeypatch: p
     assert ran.err == "asyncrlm: stopped by max_iterations; the answer is from what there was by then\n"
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_no_answer_is_no_success(
+    cli: Callable[..., Ran], text: Path, monkeypatch: pytest.MonkeyPatch, as_json: bool
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "for-nobody")
+    with FakeOpenAIServer.serve_in_thread(lambda request: "```repl\n1 / 0\n```") as server:
+        where = ["--model", "m", "--base-url", server.base_url, "--max-iterations", "1", "--quiet"]
+        ran = cli("run", text, "-q", "x", *where, *(["--json"] if as_json else []))
+    why = "no answer after 2 turns; last error: ZeroDivisionError: division by zero"
+    assert (ran.status, ran.err) == (1, f"asyncrlm: {why}\n")
+    if as_json:
+        completion = json.loads(ran.out)
+        assert (completion["response"], completion["error"]) == ("", why)
+    else:
+        assert ran.out == ""
+
+
 def test_models_are_named_by_options(text: Path) -> None:
     from asyncrlm.cli.ask import backend_arguments
 

@@ -116,6 +116,10 @@ async def test_after_all_turns_an_empty_reply_is_an_unfinished_run() -> None:
     settings = {"max_subcalls": None, "max_iterations": 1, "on_limit": "raise"}
     assert await ended(scripted(GUESS + cell("x = 1"), ""), **settings) == ("It is probably 7.", "max_iterations")
     assert await ended(scripted(cell("x = 1"), ""), **settings) == ("", "max_iterations")
+    for code, why in (("x = 1", ""), ("1 / 0", "; last error: ZeroDivisionError: division by zero")):
+        completion = await AsyncRLM(scripted(cell(code), ""), max_iterations=1).acompletion("CTX")
+        assert (completion.response, completion.error) == ("", f"no answer after 2 turns{why}")
+    assert (await AsyncRLM(scripted(submit("'7'"))).acompletion("CTX")).error is None
     error = await failed(scripted(cell("x = 1"), LMError("no", kind="authentication")), LMError, **settings)
     assert error.kind == "authentication"
 
@@ -123,7 +127,7 @@ async def test_after_all_turns_an_empty_reply_is_an_unfinished_run() -> None:
 async def test_a_child_that_gave_nothing_is_an_error_in_its_cell() -> None:
     root = scripted(cell("print(rlm_query('go'))"), cell("x = 1"), cell("y = 2"), "done")
     assert await ended(root, max_subcalls=None, max_depth=2, max_iterations=1) == ("done", "max_iterations")
-    assert "Error: model 'scripted' gave no answer in its last turn: all 1 turns are used up" in told(root, 4)
+    assert "Error: model 'scripted' gave no answer in its last turn: the only turn is used up" in told(root, 4)
 
 
 async def test_after_all_turns_the_allowance_may_be_used() -> None:

@@ -44,6 +44,11 @@ LMErrorKind = Literal[
 ]
 
 
+def last_line(traceback: str | None) -> str:
+    """What a traceback comes to: "ValueError: no"; "" if there is none."""
+    return (traceback or "").rstrip().rpartition("\n")[2].strip()
+
+
 def _rebuild(cls: type[RLMError], args: tuple[Any, ...], state: dict[str, Any]) -> RLMError:
     error = cls.__new__(cls)
     error.args = args

@@ -249,6 +249,7 @@ class AsyncRLM:
                     metadata=watching.metadata(),
                     run_id=call.run_id,
                     stop_reason=result.stop_reason,
+                    error=result.error,
                     tags=tags,
                 )
 

@@ -11,7 +11,7 @@ import anyio
 
 from .. import AsyncRLM, RLMChatCompletion, RLMLogger
 from ..observe.progress import Progress
-from .exits import USAGE, fail, say, write, write_json
+from .exits import FAILED, USAGE, fail, say, write, write_json
 
 Detail = Literal["brief", "full"]
 """How much of a run's progress is told."""
@@ -90,10 +90,13 @@ def ask(
 
 
 def _show(completion: RLMChatCompletion, name: str, *, as_json: bool) -> None:
-    if completion.stop_reason in {"max_iterations", "limit"}:
+    answered = completion.error is None or bool(completion.response.strip())
+    if answered and completion.stop_reason in {"max_iterations", "limit"}:
         say(f"asyncrlm: stopped by {completion.stop_reason}; the answer is from what there was by then")
     if as_json:
         # The text itself is what the caller has already; the trajectory is the log's.
         write_json(completion.to_dict() | {"prompt": name, "metadata": None})
-    else:
+    elif answered:
         write(completion.response)
+    if not answered:
+        fail(completion.error or "no answer", FAILED)

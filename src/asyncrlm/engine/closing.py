@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 from msgspec import Struct
 
-from ..errors import LimitError, LMError, SandboxLost
+from ..errors import LimitError, LMError, SandboxLost, last_line
 from ..lm.base import LMReply
 from ..repl.session import Session
 from ..types import StopReason
@@ -22,6 +22,8 @@ class RunResult(Struct, frozen=True, kw_only=True):
 
     response: str
     stop_reason: StopReason
+    error: str | None = None
+    """Why the response is no answer; None where it is one."""
 
 
 class Closing:
@@ -66,7 +68,8 @@ class Closing:
             raise limit
         stop_reason: StopReason = "max_iterations" if limit is None else "limit"
         with anyio.CancelScope(deadline=self._deadline()):
-            return RunResult(response=await self._last_turn(session, limit), stop_reason=stop_reason)
+            text = await self._last_turn(session, limit)
+            return RunResult(response=text, stop_reason=stop_reason, error=None if text else self._no_answer())
         limit = limit or self._tree.time_is_up()
         text = self._best_text(session) if self._answers_limits else _submitted(session)
         if not text:
@@ -76,11 +79,13 @@ class Closing:
     async def _last_turn(self, session: Session, limit: LimitError | None) -> str:
         """Ask once more, for an answer from what there is.
 
-        "" where the root run has used up its turns and says nothing, which its stop reason tells of; for the cell that
-        started a child, which reads a text and no stop reason, it is an error.
+        "" where the root run has used up its turns and says nothing, which is an error of its result; for the cell that
+        started a child, which reads a text and no result, it is raised.
         """
         turns, limits = self._turns, self._tree.limits
-        why = f"all {limits.max_iterations} turns are used up" if limit is None else str(limit)
+        most = limits.max_iterations
+        all_used = "the only turn is used up" if most == 1 else f"all {most:,} turns are used up"
+        why = all_used if limit is None else str(limit)
         turns.begin()
         prompts = self._tree.configuration.prompts
         turns.history.user(words.closing_message(prompts, reason=why, root_prompt=self._root_prompt))
@@ -132,6 +137,10 @@ class Closing:
             if outcome.lost is not None:
                 break
         return _prose(reply.text)
+
+    def _no_answer(self) -> str:
+        number, error = self._turns.number, last_line(self._turns.last_error)
+        return f"no answer after {number:,} turn{'s' * (number != 1)}" + (f"; last error: {error}" if error else "")
 
     def _best_text(self, session: Session) -> str:
         """The best there is besides a last reply; "" if nothing."""
