@@ -60,7 +60,8 @@ class RLMError(Exception):
     """Base of every error that asyncrlm raises on purpose.
 
     Attributes:
-        partial_answer: The best text the run had when it ended, or None.
+        partial_answer: `answer["content"]` as it stood at the end of the last cell, else the last reply if it ran no
+            code, else None.
         usage_summary: What the whole tree had used by then, or None before the first request.
         run_id: The run that ended, or None where no run had begun.
         metadata: The trajectory so far, kept only if a logger, a stream or `verbose` asked for it.

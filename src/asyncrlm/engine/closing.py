@@ -138,6 +138,13 @@ class Closing:
                 break
         return _prose(reply.text)
 
+    def partial_answer(self, session: Session | None) -> str | None:
+        """The best of a run that ends in an error: its answer as it stands, or a last reply that ran no code."""
+        if session is not None and (text := _submitted(session) or session.draft):
+            return text
+        reply = self._turns.last_text
+        return None if parse_reply(reply).cells else _prose(reply) or None
+
     def _no_answer(self) -> str:
         number, error = self._turns.number, last_line(self._turns.last_error)
         return f"no answer after {number:,} turn{'s' * (number != 1)}" + (f"; last error: {error}" if error else "")

@@ -71,11 +71,8 @@ class Run:
 
     @property
     def partial_answer(self) -> str | None:
-        """The best text so far: the answer as it stands, else the last reply."""
-        answer = self._session.answer if self._session is not None else None
-        if answer is not None and not answer.empty:
-            return answer.content
-        return self._turns.last_text or None
+        """The best text so far."""
+        return self._closing.partial_answer(self._session)
 
     def usage(self) -> UsageSummary:
         """Of the whole tree."""
