@@ -265,6 +265,18 @@ def test_no_answer_is_no_success(
         assert ran.out == ""
 
 
+def test_a_limit_is_told_of_beside_the_answer(
+    cli: Callable[..., Ran], text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "for-nobody")
+    code = "answer.update(content='half', ready=True)\nllm_query('a')"
+    with FakeOpenAIServer.serve_in_thread(lambda request: f"```repl\n{code}\n```") as server:
+        where = ["--model", "m", "--base-url", server.base_url, "--max-subcalls", "0", "--quiet"]
+        ran = cli("run", text, "-q", "x", *where)
+    assert (ran.status, ran.out) == (0, "half\n")
+    assert ran.err == "asyncrlm: limit met: sub-call limit exceeded: 0 of 0 made; the answer may lack parts\n"
+
+
 def test_models_are_named_by_options(text: Path) -> None:
     from asyncrlm.cli.ask import backend_arguments
 

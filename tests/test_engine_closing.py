@@ -112,6 +112,28 @@ async def test_a_last_turn_whose_place_is_lost_leaves_the_best_text_so_far(monke
     assert isinstance(error.__cause__, SandboxLost)
 
 
+@pytest.mark.parametrize(
+    ("replies", "settings", "stop_reason", "says"),
+    [
+        ([cell(OVER), "what I know"], {}, "limit", "sub-call limit"),
+        ([cell("x = llm_query('a')\nanswer.update(content=x, ready=True)\n" + OVER)], {}, "answer", "sub-call limit"),
+        ([cell("1 / 0"), "what I know"], {"max_errors": 1}, "limit", "failed"),
+        ([submit("'7'")], {}, "answer", None),
+        ([cell("x = 1"), "what I know"], {"max_iterations": 1}, "max_iterations", None),
+    ],
+)
+async def test_a_limit_leaves_its_trace_on_the_completion(
+    replies: list[str], settings: dict[str, Any], stop_reason: str, says: str | None
+) -> None:
+    settings = {"on_limit": "answer", "max_subcalls": 1} | settings
+    completion = await AsyncRLM(scripted(*replies), other_backends=[echo()], **settings).acompletion("CTX")
+    assert completion.stop_reason == stop_reason
+    if says is None:
+        assert completion.limit_reached is None
+    else:
+        assert says in completion.to_dict()["limit_reached"]
+
+
 async def test_after_all_turns_an_empty_reply_is_an_unfinished_run() -> None:
     settings = {"max_subcalls": None, "max_iterations": 1, "on_limit": "raise"}
     assert await ended(scripted(GUESS + cell("x = 1"), ""), **settings) == ("It is probably 7.", "max_iterations")

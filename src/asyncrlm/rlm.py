@@ -250,6 +250,7 @@ class AsyncRLM:
                     run_id=call.run_id,
                     stop_reason=result.stop_reason,
                     error=result.error,
+                    limit_reached=result.limit if tree.limit is None else str(tree.limit),
                     tags=tags,
                 )
 

@@ -136,6 +136,8 @@ class RLMChatCompletion(_Record):
     """Why a sub-call failed, or why a run has no answer; None where neither is so."""
     run_id: str | None = None
     stop_reason: StopReason = "answer"
+    limit_reached: str | None = None
+    """The first limit that the tree met, though there is a response: it may lack what sub-calls were to add."""
     parsed: Any = None
     tags: dict[str, Any] | None = None
 

@@ -91,8 +91,10 @@ def ask(
 
 def _show(completion: RLMChatCompletion, name: str, *, as_json: bool) -> None:
     answered = completion.error is None or bool(completion.response.strip())
-    if answered and completion.stop_reason in {"max_iterations", "limit"}:
-        say(f"asyncrlm: stopped by {completion.stop_reason}; the answer is from what there was by then")
+    if completion.limit_reached is not None:
+        say(f"asyncrlm: limit met: {completion.limit_reached}; the answer may lack parts")
+    elif answered and completion.stop_reason == "max_iterations":
+        say("asyncrlm: stopped by max_iterations; the answer is from what there was by then")
     if as_json:
         # The text itself is what the caller has already; the trajectory is the log's.
         write_json(completion.to_dict() | {"prompt": name, "metadata": None})

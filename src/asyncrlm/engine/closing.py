@@ -24,6 +24,8 @@ class RunResult(Struct, frozen=True, kw_only=True):
     stop_reason: StopReason
     error: str | None = None
     """Why the response is no answer; None where it is one."""
+    limit: str | None = None
+    """The limit that ended the loop, if one did."""
 
 
 class Closing:
@@ -62,19 +64,21 @@ class Closing:
             LimitError: if it is to be raised, or there is nothing to give in its place.
             LMError: if all turns are used up, and the last one failed; of a child, also if it gave nothing.
         """
+        reached = None if limit is None else str(limit)
         if answer := _submitted(session):
-            return RunResult(response=answer, stop_reason="answer")
+            return RunResult(response=answer, stop_reason="answer", limit=reached)
         if limit is not None and not self._answers_limits:
             raise limit
         stop_reason: StopReason = "max_iterations" if limit is None else "limit"
         with anyio.CancelScope(deadline=self._deadline()):
             text = await self._last_turn(session, limit)
-            return RunResult(response=text, stop_reason=stop_reason, error=None if text else self._no_answer())
+            error = None if text else self._no_answer()
+            return RunResult(response=text, stop_reason=stop_reason, error=error, limit=reached)
         limit = limit or self._tree.time_is_up()
         text = self._best_text(session) if self._answers_limits else _submitted(session)
         if not text:
             raise limit
-        return RunResult(response=text, stop_reason=stop_reason)
+        return RunResult(response=text, stop_reason=stop_reason, limit=str(limit))
 
     async def _last_turn(self, session: Session, limit: LimitError | None) -> str:
         """Ask once more, for an answer from what there is.
