@@ -216,7 +216,7 @@ class AsyncRLM:
         Raises:
             ConfigurationError: for an override that is unknown or wrong.
         """
-        return Call(self._configuration, check_overrides(overrides))
+        return Call(self._configuration, check_overrides(overrides, self._given.by_name))
 
     async def complete(
         self,
