@@ -129,6 +129,9 @@ def test_a_log_is_written(cli: Callable[..., Ran], text: Path, tmp_path: Path) -
     assert json.loads(log.read_text().splitlines()[0])["format"] == "asyncrlm"
 
 
+HERE = ["--backend", "vllm", "--model", "m", "--base-url", "http://127.0.0.1:9/v1"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [
@@ -149,7 +152,20 @@ def test_a_log_is_written(cli: Callable[..., Ran], text: Path, tmp_path: Path) -
         (["run", "{text}", "-q", "x", "--backend", "offline", "--on-subcall-error", "odd"], 2, "--on-subcall-error"),
         (["run", "{text}", "-q", "x", "--backend", "offline", "--on-limit", "odd"], 2, "--on-limit"),
         (["run", "{text}", "-q", "x", "--backend", "offline", "--max-subcalls", "1.5"], 2, "--max-subcalls"),
-        (["run", "{text}", "-q", "x"], 2, "offline"),
+        (["run", "{text}", "-q", "x"], 2, "set OPENAI_API_KEY; use a local server, --backend vllm --base-url http"),
+        (["run", "{text}", "-q", "x", "--backend", "vllm"], 2, "asyncrlm: --backend vllm needs --model NAME\n"),
+        (["run", "{text}", "-q", "x", "--backend", "vllm", "--model", "m"], 2, "--backend vllm needs --base-url URL, "),
+        (["run", "{text}", "-q", "x", "--backend", "anthropic"], 2, "asyncrlm: --backend anthropic needs --model NAME"),
+        (["run", "{text}", "-q", "x", "--backend", "openai/a", "--model", "b"], 2, "'openai/a' and --model 'b'"),
+        (["run", "{text}", "-q", "x", *HERE, "--max-budget", "1"], 2, "for 'm': give it with --price IN,OUT ("),
+        (["run", "{text}", "-q", "x", "--base-url", "http://u:p@h/v1"], 2, "OPENAI_API_KEY to the key"),
+        (["run", "{text}", "-q", "x", "--price", "1"], 2, "--price is two numbers"),
+        (["run", "{latin}", "-q", "x", "--backend", "offline"], 2, "asyncrlm: {latin}: not UTF-8 text (byte 3)\n"),
+        (
+            ["run", "{latin}", "-q", "x", "--backend", "offline", "--max-depth", "0"],
+            2,
+            "{latin}: not UTF-8 text (byte 3)",
+        ),
         (["run", "{text}", "-q", "x", "--backend", "offline", "--log-dir", "{text}"], 2, "File exists"),
         (["run", "{text}", "-q", "x", "--backend", "offline", "--max-timeout", "0.000001"], 124, "TimeoutExceeded"),
         (["run", "{text}", "-q", "x", "--backend", "offline", "--max-tokens", "1"], 1, "TokenLimitExceededError"),
@@ -161,11 +177,13 @@ def test_a_log_is_written(cli: Callable[..., Ran], text: Path, tmp_path: Path) -
 def test_what_is_wrong_is_said_in_a_line(
     cli: Callable[..., Ran], text: Path, tmp_path: Path, arguments: list[str], status: int, says: str
 ) -> None:
-    places = {"missing": tmp_path / "missing", "folder": tmp_path, "text": text}
+    places = {"missing": tmp_path / "missing", "folder": tmp_path, "text": text, "latin": tmp_path / "latin"}
+    places["latin"].write_bytes(b"caf\xe9 ")
     ran = cli(*(argument.format(**places) for argument in arguments))
     assert ran.status == status, ran.err
     assert says.format(**places) in ran.err
     assert "Traceback" not in ran.err
+    assert "_kwargs" not in ran.err
     assert ran.out == ""
     if ran.err.startswith("asyncrlm: "):
         assert ran.err.count("\n") == 1
@@ -246,6 +264,55 @@ def test_a_model_on_a_server(cli: Callable[..., Ran], text: Path, monkeypatch: p
     # Nobody submitted this answer: whoever reads it should know.
     assert completion["stop_reason"] == "max_iterations"
     assert ran.err == "asyncrlm: stopped by max_iterations; the answer is from what there was by then\n"
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_no_answer_is_no_success(
+    cli: Callable[..., Ran], text: Path, monkeypatch: pytest.MonkeyPatch, as_json: bool
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "for-nobody")
+    with FakeOpenAIServer.serve_in_thread(lambda request: "```repl\n1 / 0\n```") as server:
+        where = ["--model", "m", "--base-url", server.base_url, "--max-iterations", "1", "--quiet"]
+        ran = cli("run", text, "-q", "x", *where, *(["--json"] if as_json else []))
+    why = "no answer after 2 turns; last error: ZeroDivisionError: division by zero"
+    assert (ran.status, ran.err) == (1, f"asyncrlm: {why}\n")
+    if as_json:
+        completion = json.loads(ran.out)
+        assert (completion["response"], completion["error"]) == ("", why)
+    else:
+        assert ran.out == ""
+
+
+def test_a_limit_is_told_of_beside_the_answer(
+    cli: Callable[..., Ran], text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "for-nobody")
+    code = "answer.update(content='half', ready=True)\nllm_query('a')"
+    with FakeOpenAIServer.serve_in_thread(lambda request: f"```repl\n{code}\n```") as server:
+        where = ["--model", "m", "--base-url", server.base_url, "--max-subcalls", "0", "--quiet"]
+        ran = cli("run", text, "-q", "x", *where)
+    assert (ran.status, ran.out) == (0, "half\n")
+    assert ran.err == "asyncrlm: limit met: sub-call limit exceeded: 0 of 0 made; the answer may lack parts\n"
+
+
+def test_a_budget_is_kept_by_a_price_of_the_command_line(
+    cli: Callable[..., Ran], text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reply(request: FakeRequest) -> str:
+        return (
+            "7"
+            if request.fields["model"] == "small"
+            else "```repl\nanswer.update(content=llm_query('a'), ready=True)\n```"
+        )
+
+    with FakeOpenAIServer.serve_in_thread(reply) as server:
+        where = ["--backend", "vllm", "--model", "big", "--sub-model", "small", "--base-url", server.base_url]
+        prices = ["--max-budget", "1", "--price", "1,2", "--sub-price", "0.5, 1"]
+        ran = cli("run", text, "-q", "x", *where, *prices, "--json", "--quiet")
+    usage = json.loads(ran.out)["usage_summary"]["model_usage_summaries"]
+    for model, price in {"big": 1, "small": 0.5}.items():
+        tokens = usage[model]["total_input_tokens"] + 2 * usage[model]["total_output_tokens"]
+        assert usage[model]["total_cost"] == pytest.approx(tokens * price / 1e6)
 
 
 def test_models_are_named_by_options(text: Path) -> None:

@@ -92,7 +92,7 @@ async def test_with_nothing_to_give_the_limit_is_raised(replies: list[Any]) -> N
     error = await failed(scripted(cell(PRINTED + OVER), *replies))
     assert (error.subcalls, error.limit) == (1, 1)
     assert isinstance(error.__cause__, LMError)
-    assert error.partial_answer is not None
+    assert error.partial_answer is None
 
 
 async def test_a_last_turn_whose_place_is_lost_leaves_the_best_text_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,10 +112,36 @@ async def test_a_last_turn_whose_place_is_lost_leaves_the_best_text_so_far(monke
     assert isinstance(error.__cause__, SandboxLost)
 
 
+@pytest.mark.parametrize(
+    ("replies", "settings", "stop_reason", "says"),
+    [
+        ([cell(OVER), "what I know"], {}, "limit", "sub-call limit"),
+        ([cell("x = llm_query('a')\nanswer.update(content=x, ready=True)\n" + OVER)], {}, "answer", "sub-call limit"),
+        ([cell("1 / 0"), "what I know"], {"max_errors": 1}, "limit", "failed"),
+        ([submit("'7'")], {}, "answer", None),
+        ([cell("x = 1"), "what I know"], {"max_iterations": 1}, "max_iterations", None),
+    ],
+)
+async def test_a_limit_leaves_its_trace_on_the_completion(
+    replies: list[str], settings: dict[str, Any], stop_reason: str, says: str | None
+) -> None:
+    settings = {"on_limit": "answer", "max_subcalls": 1} | settings
+    completion = await AsyncRLM(scripted(*replies), other_backends=[echo()], **settings).acompletion("CTX")
+    assert completion.stop_reason == stop_reason
+    if says is None:
+        assert completion.limit_reached is None
+    else:
+        assert says in completion.to_dict()["limit_reached"]
+
+
 async def test_after_all_turns_an_empty_reply_is_an_unfinished_run() -> None:
     settings = {"max_subcalls": None, "max_iterations": 1, "on_limit": "raise"}
     assert await ended(scripted(GUESS + cell("x = 1"), ""), **settings) == ("It is probably 7.", "max_iterations")
     assert await ended(scripted(cell("x = 1"), ""), **settings) == ("", "max_iterations")
+    for code, why in (("x = 1", ""), ("1 / 0", "; last error: ZeroDivisionError: division by zero")):
+        completion = await AsyncRLM(scripted(cell(code), ""), max_iterations=1).acompletion("CTX")
+        assert (completion.response, completion.error) == ("", f"no answer after 2 turns{why}")
+    assert (await AsyncRLM(scripted(submit("'7'"))).acompletion("CTX")).error is None
     error = await failed(scripted(cell("x = 1"), LMError("no", kind="authentication")), LMError, **settings)
     assert error.kind == "authentication"
 
@@ -123,7 +149,7 @@ async def test_after_all_turns_an_empty_reply_is_an_unfinished_run() -> None:
 async def test_a_child_that_gave_nothing_is_an_error_in_its_cell() -> None:
     root = scripted(cell("print(rlm_query('go'))"), cell("x = 1"), cell("y = 2"), "done")
     assert await ended(root, max_subcalls=None, max_depth=2, max_iterations=1) == ("done", "max_iterations")
-    assert "Error: model 'scripted' gave no answer in its last turn: all 1 turns are used up" in told(root, 4)
+    assert "Error: model 'scripted' gave no answer in its last turn: the only turn is used up" in told(root, 4)
 
 
 async def test_after_all_turns_the_allowance_may_be_used() -> None:

@@ -173,10 +173,27 @@ async def test_an_error_carries_what_the_caller_needs() -> None:
     root = scripted(cell("answer['content'] = 'half'\nllm_query('a')\nllm_query('b')"), submit("'never'"))
     with pytest.raises(SubcallLimitExceededError) as caught:
         await ask(root, sub=echo(), max_subcalls=1)
-    assert caught.value.partial_answer is not None
+    assert caught.value.partial_answer == "half"
     assert caught.value.usage_summary is not None
     assert caught.value.usage_summary.total_calls == 2
     assert caught.value.run_id
+
+
+@pytest.mark.parametrize(
+    ("first", "partial"),
+    [
+        (cell("answer['content'] = 'draft'"), "draft"),
+        (cell("answer['content'] = ['a', 7]"), '["a", 7]'),
+        (cell("answer = {'content': 'rebound'}"), "rebound"),
+        (cell("answer['content'] = 'x'\nanswer['content'] = ''"), None),
+        ("I look first.\n" + cell("x = 1"), None),
+        ("It is 7, I think.", "It is 7, I think."),
+    ],
+)
+async def test_a_partial_answer_is_never_code(first: str, partial: str | None) -> None:
+    with pytest.raises(LMError) as caught:
+        await ask(scripted(first, LMError("down", kind="authentication")))
+    assert caught.value.partial_answer == partial
 
 
 async def test_one_instance_serves_many_at_once(no_leaks: None) -> None:

@@ -56,7 +56,7 @@ def recursion(asked: Asked) -> FakeReply:
 def limits(asked: Asked) -> FakeReply:
     usage = {"prompt_tokens": 100_000, "completion_tokens": 100, "total_tokens": 100_100}
     if asked.turn == 1:
-        return FakeReply("Looking.\n" + cell("print('RUN', context)"), usage=usage)
+        return FakeReply("Looking.\n" + cell("print('RUN', context)\nanswer['content'] = 'so far'"), usage=usage)
     (name,) = set(re.findall(r"RUN (slow|tokens|budget|errors|turns)", asked.text))
     if name == "slow":
         return FakeReply("late", latency=30)

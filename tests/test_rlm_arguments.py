@@ -289,3 +289,43 @@ async def test_an_infinite_limit_is_none(name: str) -> None:
     options: dict[str, Any] = {name: float("inf")}
     assert (await AsyncRLM(scripted("ok"), max_depth=0, **options).acompletion("x")).response == "ok"
     assert (await AsyncRLM(scripted("ok"), max_depth=0).acompletion("x", **options)).response == "ok"
+
+
+@pytest.mark.parametrize(
+    ("argument", "says"),
+    [
+        (
+            {"model": "m"},
+            'unknown argument \'model\'; backend="openai/gpt-5-mini" or backend_kwargs={"model_name": …}; known',
+        ),
+        ({"api_key": "k"}, 'backend_kwargs={"api_key": …}; known'),
+        ({"base_url": "u"}, 'backend_kwargs={"base_url": …}; known'),
+        ({"max_turns": 3}, "did you mean 'max_iterations'?"),
+        ({"max_iteration": 3}, "did you mean 'max_iterations'?"),
+        ({"backend": "gpt-5-mini"}, "did you mean 'openai/gpt-5-mini'?"),
+        ({"backend": "claude-sonnet-4-5"}, "did you mean 'anthropic/claude-sonnet-4-5'?"),
+        ({"backend": "gemini-2.5-pro"}, "did you mean 'gemini/gemini-2.5-pro'?"),
+        ({"backend": "gemnii"}, "did you mean 'gemini'?"),
+    ],
+)
+def test_a_newcomers_argument_is_pointed_to_its_place(argument: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        AsyncRLM(**argument)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ({"question": "x"}, "did you mean 'root_prompt'?"),
+        ({"max_turns": 3}, "did you mean 'max_iterations'?"),
+        ({"max_token": 3}, "did you mean 'max_tokens'?"),
+        ({"verbose": True}, "verbose is given to the constructor; for one call you can give: max_depth"),
+        ({"model": "m"}, 'backend_kwargs={"model_name": …} is given to the constructor; '),
+        ({"zzz": 1}, "unknown argument 'zzz'; for one call you can give: max_depth"),
+    ],
+)
+def test_a_newcomers_override_is_pointed_to_its_place(override: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        AsyncRLM("offline").prepare(override)
+    assert says in str(caught.value)

@@ -132,12 +132,13 @@ def test_ctrl_c_while_waiting_for_an_event() -> None:
             cancelled.set()
         return ""
 
-    with RLM(scripted("I look first.\n" + cell("llm_query('x')")), other_backends=[never]) as rlm:
+    cells = cell("answer['content'] = 'so far'") + "\n" + cell("llm_query('x')")
+    with RLM(scripted(cells), other_backends=[never]) as rlm:
         with rlm.stream("CTX") as events, pytest.raises(CancellationError) as caught:
             list(events)
         assert cancelled.is_set()
         assert caught.value.run_id
-        assert caught.value.partial_answer is not None
+        assert caught.value.partial_answer == "so far"
         assert caught.value.usage_summary is not None
         assert list(events) == []
 

@@ -41,6 +41,10 @@ def ready(content: str, *, empty: bool = False) -> Frame:
 UNREADY = {"t": "answer", "ready": False}
 
 
+def draft(content: str) -> Frame:
+    return UNREADY | {"content": content}
+
+
 @pytest.mark.parametrize(
     ("code", "answers"),
     [
@@ -52,17 +56,17 @@ UNREADY = {"t": "answer", "ready": False}
         ("answer.clear()\nanswer['content'] = 'c'\nanswer.setdefault('ready', True)", [ready("c")]),
         ("answer = {'content': 'rebound', 'ready': True}", [ready("rebound")]),
         ("answer = dict(content='rebound', ready=True)\n1/0", [ready("rebound")]),
-        ("answer['content'] = 'x'\nanswer['ready'] = True\nanswer['ready'] = False", [ready("x"), UNREADY]),
-        ("answer['content'] = 'x'\nanswer['ready'] = True\ndel answer['ready']", [ready("x"), UNREADY]),
-        ("answer['content'] = 'x'\nanswer['ready'] = True\nanswer.pop('ready')", [ready("x"), UNREADY]),
+        ("answer['content'] = 'x'\nanswer['ready'] = True\nanswer['ready'] = False", [ready("x"), UNREADY, draft("x")]),
+        ("answer['content'] = 'x'\nanswer['ready'] = True\ndel answer['ready']", [ready("x"), UNREADY, draft("x")]),
+        ("answer['content'] = 'x'\nanswer['ready'] = True\nanswer.pop('ready')", [ready("x"), UNREADY, draft("x")]),
         ("answer.update(content='x', ready=True)\nanswer.popitem()", None),
         (
             "answer['content'] = [1]\nanswer['ready'] = True\nanswer['content'].append(2)",
             [ready("[1]"), ready("[1, 2]")],
         ),
-        ("answer['content'] = 'draft'", []),
+        ("answer['content'] = 'draft'", [draft("draft")]),
         ("answer = 'the text'", []),
-        ("answer = {'ready': False, 'content': 'x'}", []),
+        ("answer = {'ready': False, 'content': 'x'}", [draft("x")]),
         ("del answer", []),
         (
             "try:\n    answer['content'] = 'one'\n    answer['ready'] = True\nexcept Exception:\n    answer['content'] = 'two'",

@@ -44,6 +44,11 @@ LMErrorKind = Literal[
 ]
 
 
+def last_line(traceback: str | None) -> str:
+    """What a traceback comes to: "ValueError: no"; "" if there is none."""
+    return (traceback or "").rstrip().rpartition("\n")[2].strip()
+
+
 def _rebuild(cls: type[RLMError], args: tuple[Any, ...], state: dict[str, Any]) -> RLMError:
     error = cls.__new__(cls)
     error.args = args
@@ -55,7 +60,8 @@ class RLMError(Exception):
     """Base of every error that asyncrlm raises on purpose.
 
     Attributes:
-        partial_answer: The best text the run had when it ended, or None.
+        partial_answer: `answer["content"]` as it stood at the end of the last cell, else the last reply if it ran no
+            code, else None.
         usage_summary: What the whole tree had used by then, or None before the first request.
         run_id: The run that ended, or None where no run had begun.
         metadata: The trajectory so far, kept only if a logger, a stream or `verbose` asked for it.

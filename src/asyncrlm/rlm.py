@@ -216,7 +216,7 @@ class AsyncRLM:
         Raises:
             ConfigurationError: for an override that is unknown or wrong.
         """
-        return Call(self._configuration, check_overrides(overrides))
+        return Call(self._configuration, check_overrides(overrides, self._given.by_name))
 
     async def complete(
         self,
@@ -249,6 +249,8 @@ class AsyncRLM:
                     metadata=watching.metadata(),
                     run_id=call.run_id,
                     stop_reason=result.stop_reason,
+                    error=result.error,
+                    limit_reached=result.limit if tree.limit is None else str(tree.limit),
                     tags=tags,
                 )
 

@@ -133,9 +133,11 @@ class RLMChatCompletion(_Record):
     metadata: dict[str, Any] | None = None
     """The trajectory, kept only if a logger, a stream or `verbose` asked for it."""
     error: str | None = None
-    """Why a sub-call failed; None where it did not."""
+    """Why a sub-call failed, or why a run has no answer; None where neither is so."""
     run_id: str | None = None
     stop_reason: StopReason = "answer"
+    limit_reached: str | None = None
+    """The first limit that the tree met, though there is a response: it may lack what sub-calls were to add."""
     parsed: Any = None
     tags: dict[str, Any] | None = None
 

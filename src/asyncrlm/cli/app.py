@@ -77,6 +77,11 @@ def run(
         str | None, typer.Option(help="The model that sub-calls go to; the root model if not given.")
     ] = None,
     base_url: Annotated[str | None, typer.Option(help="Address of an OpenAI-compatible server.")] = None,
+    price: Annotated[
+        str | None,
+        typer.Option(metavar="IN,OUT", help="US dollars per million tokens of the root model; for --max-budget."),
+    ] = None,
+    sub_price: Annotated[str | None, typer.Option(metavar="IN,OUT", help="The same of --sub-model.")] = None,
     environment: Annotated[str, typer.Option(help="Where cells run.")] = "local",
     max_iterations: Annotated[int | None, typer.Option(min=1, help="Turns of the run.")] = None,
     max_depth: Annotated[int | None, typer.Option(min=0, help="How deep runs nest; 0 asks the model directly.")] = None,
@@ -130,7 +135,14 @@ def run(
             for name, value in arguments.items()
             if value is not None
         }
-        given |= backend_arguments(backend, model=model, sub_model=sub_model, base_url=base_url)
+        given |= backend_arguments(
+            backend,
+            model=model,
+            sub_model=sub_model,
+            base_url=base_url,
+            price=_price("--price", price),
+            sub_price=_price("--sub-price", sub_price),
+        )
         shown = _detail(quiet=quiet, verbose=verbose, by_itself=sys.stderr is not None and sys.stderr.isatty())
         ask(read_prompt(file), question, given, name=file, log_dir=log_dir, progress=shown, as_json=as_json)
 
@@ -152,6 +164,18 @@ def demo(
         from .demo import run_demo  # noqa: PLC0415 - as above
 
         run_demo(question, progress=_detail(quiet=quiet, verbose=verbose, by_itself=True), as_json=as_json)
+
+
+def _price(option: str, given: str | None) -> tuple[float, float] | None:
+    if given is None:
+        return None
+    try:
+        entered, left = map(float, given.split(","))
+    except ValueError:
+        entered = left = -1.0
+    if not (0 <= entered < float("inf") and 0 <= left < float("inf")):
+        raise typer.BadParameter(f"{option} is two numbers, such as 0.25,2: US dollars per million tokens")
+    return entered, left
 
 
 def _detail(*, quiet: bool, verbose: bool, by_itself: bool) -> Detail | None:

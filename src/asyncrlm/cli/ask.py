@@ -9,12 +9,16 @@ from typing import Any, Literal
 
 import anyio
 
-from .. import AsyncRLM, RLMChatCompletion, RLMLogger
+from .. import AsyncRLM, ConfigurationError, RLMChatCompletion, RLMLogger
 from ..observe.progress import Progress
-from .exits import USAGE, fail, say, write, write_json
+from .exits import FAILED, USAGE, fail, say, write, write_json
+from .spoken import no_text
 
 Detail = Literal["brief", "full"]
 """How much of a run's progress is told."""
+
+Price = tuple[float, float]
+"""Of a model's input and its output: USD per million tokens."""
 
 
 def read_prompt(file: str) -> str | Path:
@@ -43,17 +47,26 @@ def _decoded(data: bytes, name: str) -> str:
 
 
 def backend_arguments(
-    backend: str, *, model: str | None, sub_model: str | None, base_url: str | None
+    backend: str,
+    *,
+    model: str | None,
+    sub_model: str | None,
+    base_url: str | None,
+    price: Price | None = None,
+    sub_price: Price | None = None,
 ) -> dict[str, Any]:
     """The options that say which models to ask, as arguments of `AsyncRLM`."""
-    shared = {} if base_url is None else {"base_url": base_url}
+    shared: dict[str, Any] = {} if base_url is None else {"base_url": base_url}
     root = shared if model is None else shared | {"model_name": model}
+    if price is not None:
+        root = root | {"price": price}
     arguments: dict[str, Any] = {"backend": backend}
     if root:
         arguments["backend_kwargs"] = root
     if sub_model is not None:
         arguments["other_backends"] = [backend.partition("/")[0]]
-        arguments["other_backend_kwargs"] = [shared | {"model_name": sub_model}]
+        sub = shared | {"model_name": sub_model}
+        arguments["other_backend_kwargs"] = [sub if sub_price is None else sub | {"price": sub_price}]
     return arguments
 
 
@@ -86,14 +99,25 @@ def ask(
             raise RuntimeError("a run ended without a result or an error")
         return events.result
 
-    _show(anyio.run(complete), name, as_json=as_json)
+    try:
+        completion = anyio.run(complete)
+    except ConfigurationError as error:
+        if (problem := no_text(str(error))) is not None:
+            fail(f"{name}: {problem}", USAGE)
+        raise
+    _show(completion, name, as_json=as_json)
 
 
 def _show(completion: RLMChatCompletion, name: str, *, as_json: bool) -> None:
-    if completion.stop_reason in {"max_iterations", "limit"}:
-        say(f"asyncrlm: stopped by {completion.stop_reason}; the answer is from what there was by then")
+    answered = completion.error is None or bool(completion.response.strip())
+    if completion.limit_reached is not None:
+        say(f"asyncrlm: limit met: {completion.limit_reached}; the answer may lack parts")
+    elif answered and completion.stop_reason == "max_iterations":
+        say("asyncrlm: stopped by max_iterations; the answer is from what there was by then")
     if as_json:
         # The text itself is what the caller has already; the trajectory is the log's.
         write_json(completion.to_dict() | {"prompt": name, "metadata": None})
-    else:
+    elif answered:
         write(completion.response)
+    if not answered:
+        fail(completion.error or "no answer", FAILED)

@@ -11,6 +11,7 @@ import msgspec
 
 from ..errors import ConfigurationError, RLMError, TimeoutExceededError
 from ..observe.text import plain, printable
+from .spoken import spoken
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -35,11 +36,13 @@ def exits(*, as_json: bool = False) -> Generator[None]:
     try:
         yield
     except ConfigurationError as error:
-        fail(str(error), USAGE)
+        fail(spoken(str(error)), USAGE)
     except RLMError as error:
         if as_json:
             write_json(_failure(error))
-        fail(f"{type(error).__name__}: {error}", TIMED_OUT if isinstance(error, TimeoutExceededError) else FAILED)
+        fail(
+            spoken(f"{type(error).__name__}: {error}"), TIMED_OUT if isinstance(error, TimeoutExceededError) else FAILED
+        )
     except KeyboardInterrupt:
         fail("interrupted", INTERRUPTED)
 

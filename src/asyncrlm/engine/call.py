@@ -16,7 +16,7 @@ from ..observe.log import get_logger
 from ..repl.tools import HostTools
 from ..types import UsageSummary
 from .configure import checked_tenant, refuse_unknown_prices
-from .settings import Configuration, Limits, checked_limits
+from .settings import Configuration, checked_limits
 
 
 class Reached(Protocol):
@@ -54,10 +54,6 @@ class Call:
             configuration = msgspec.structs.replace(
                 configuration, tools=given, sub_tools=given if same else configuration.sub_tools
             )
-        known = (*Limits.__struct_fields__, "sampling_args", "custom_tools", "tenant")
-        for name in overrides:
-            if name not in known:
-                raise ConfigurationError(f"unknown argument {name!r}; for one call you can give: {', '.join(known)}")
         self.configuration = configuration
         self.limits = checked_limits(configuration.limits, overrides) if overrides else configuration.limits
         refuse_unknown_prices(configuration, self.limits)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 from msgspec import Struct
 
-from ..errors import LimitError, LMError, SandboxLost
+from ..errors import LimitError, LMError, SandboxLost, last_line
 from ..lm.base import LMReply
 from ..repl.session import Session
 from ..types import StopReason
@@ -22,6 +22,10 @@ class RunResult(Struct, frozen=True, kw_only=True):
 
     response: str
     stop_reason: StopReason
+    error: str | None = None
+    """Why the response is no answer; None where it is one."""
+    limit: str | None = None
+    """The limit that ended the loop, if one did."""
 
 
 class Closing:
@@ -60,27 +64,32 @@ class Closing:
             LimitError: if it is to be raised, or there is nothing to give in its place.
             LMError: if all turns are used up, and the last one failed; of a child, also if it gave nothing.
         """
+        reached = None if limit is None else str(limit)
         if answer := _submitted(session):
-            return RunResult(response=answer, stop_reason="answer")
+            return RunResult(response=answer, stop_reason="answer", limit=reached)
         if limit is not None and not self._answers_limits:
             raise limit
         stop_reason: StopReason = "max_iterations" if limit is None else "limit"
         with anyio.CancelScope(deadline=self._deadline()):
-            return RunResult(response=await self._last_turn(session, limit), stop_reason=stop_reason)
+            text = await self._last_turn(session, limit)
+            error = None if text else self._no_answer()
+            return RunResult(response=text, stop_reason=stop_reason, error=error, limit=reached)
         limit = limit or self._tree.time_is_up()
         text = self._best_text(session) if self._answers_limits else _submitted(session)
         if not text:
             raise limit
-        return RunResult(response=text, stop_reason=stop_reason)
+        return RunResult(response=text, stop_reason=stop_reason, limit=str(limit))
 
     async def _last_turn(self, session: Session, limit: LimitError | None) -> str:
         """Ask once more, for an answer from what there is.
 
-        "" where the root run has used up its turns and says nothing, which its stop reason tells of; for the cell that
-        started a child, which reads a text and no stop reason, it is an error.
+        "" where the root run has used up its turns and says nothing, which is an error of its result; for the cell that
+        started a child, which reads a text and no result, it is raised.
         """
         turns, limits = self._turns, self._tree.limits
-        why = f"all {limits.max_iterations} turns are used up" if limit is None else str(limit)
+        most = limits.max_iterations
+        all_used = "the only turn is used up" if most == 1 else f"all {most:,} turns are used up"
+        why = all_used if limit is None else str(limit)
         turns.begin()
         prompts = self._tree.configuration.prompts
         turns.history.user(words.closing_message(prompts, reason=why, root_prompt=self._root_prompt))
@@ -132,6 +141,17 @@ class Closing:
             if outcome.lost is not None:
                 break
         return _prose(reply.text)
+
+    def partial_answer(self, session: Session | None) -> str | None:
+        """The best of a run that ends in an error: its answer as it stands, or a last reply that ran no code."""
+        if session is not None and (text := _submitted(session) or session.draft):
+            return text
+        reply = self._turns.last_text
+        return None if parse_reply(reply).cells else _prose(reply) or None
+
+    def _no_answer(self) -> str:
+        number, error = self._turns.number, last_line(self._turns.last_error)
+        return f"no answer after {number:,} turn{'s' * (number != 1)}" + (f"; last error: {error}" if error else "")
 
     def _best_text(self, session: Session) -> str:
         """The best there is besides a last reply; "" if nothing."""

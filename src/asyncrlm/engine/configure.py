@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +18,26 @@ from ..repl.tools import HostTools
 from .prompts import DEFAULT_PROMPTS
 from .settings import Callbacks, Configuration, Limits, checked_limits
 
+_ELSEWHERE = {
+    "model": 'backend="openai/gpt-5-mini" or backend_kwargs={"model_name": …}',
+    "model_name": 'backend_kwargs={"model_name": …}',
+    "api_key": 'backend_kwargs={"api_key": …}',
+    "base_url": 'backend_kwargs={"base_url": …}',
+    "price": 'backend_kwargs={"price": …}',
+    "context_window": 'backend_kwargs={"context_window": …}',
+    "temperature": 'sampling_args={"temperature": …}',
+}
+"""What other libraries take as an argument → where it goes here."""
+_OTHER_NAMES = {
+    "max_turns": "max_iterations",
+    "max_steps": "max_iterations",
+    "timeout": "max_timeout",
+    "budget": "max_budget",
+    "question": "root_prompt",
+    "query": "root_prompt",
+    "tools": "custom_tools",
+    "system_prompt": "custom_system_prompt",
+}
 _LATER = {
     "persistent": "conversations come with a later release; until then pass what the next call needs in its prompt",
     "compaction": "compaction comes with a later release; until then give the root model a larger window or print less",
@@ -91,9 +111,16 @@ def _refuse_unknown(unknown: Mapping[str, Any], given: Mapping[str, Any]) -> Non
     for name in unknown:
         if name == "depth":
             raise ConfigurationError("depth is internal: the engine counts it; max_depth limits it")
-        near = difflib.get_close_matches(name, given, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ConfigurationError(f"unknown argument {name!r}; {hint}known are: {', '.join(given)}")
+        raise ConfigurationError(f"unknown argument {name!r}; {_meant(name, given)}known are: {', '.join(given)}")
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    """What the caller may have meant by `name`, to stand in the middle of a message; "" if nothing is like it."""
+    known = list(known)
+    if name in _ELSEWHERE and "backend" in known:
+        return f"{_ELSEWHERE[name]}; "
+    near = [_OTHER_NAMES[name]] if _OTHER_NAMES.get(name) in known else difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}? " if near else ""
 
 
 def check_call(root_prompt: Any, tags: Any) -> None:
@@ -107,12 +134,25 @@ def check_call(root_prompt: Any, tags: Any) -> None:
         checked_dict("tags", tags, '{"user": 7}')
 
 
-def check_overrides(overrides: Mapping[str, Any]) -> Mapping[str, Any]:
+def check_overrides(overrides: Mapping[str, Any], given: Iterable[str]) -> Mapping[str, Any]:
     """The overrides of one call, those checked that are no limits.
+
+    Args:
+        overrides: As the caller wrote them.
+        given: The names that the constructor takes.
 
     Raises:
         ConfigurationError: naming the right form.
     """
+    known = (*Limits.__struct_fields__, "sampling_args", "custom_tools", "tenant")
+    for name in overrides:
+        if name in known or name == "response_format":
+            continue
+        if name in given or name in _ELSEWHERE:
+            hint = f"{_ELSEWHERE.get(name, name)} is given to the constructor; "
+        else:
+            hint = _meant(name, ("root_prompt", "tags", *known))
+        raise ConfigurationError(f"unknown argument {name!r}; {hint}for one call you can give: {', '.join(known)}")
     return {**overrides, "sampling_args": _sampling("sampling_args", overrides.get("sampling_args"))}
 
 

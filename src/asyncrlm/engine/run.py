@@ -71,11 +71,8 @@ class Run:
 
     @property
     def partial_answer(self) -> str | None:
-        """The best text so far: the answer as it stands, else the last reply."""
-        answer = self._session.answer if self._session is not None else None
-        if answer is not None and not answer.empty:
-            return answer.content
-        return self._turns.last_text or None
+        """The best text so far."""
+        return self._closing.partial_answer(self._session)
 
     def usage(self) -> UsageSummary:
         """Of the whole tree."""
@@ -119,7 +116,7 @@ class Run:
         outcome: dict[str, Any] = {"stop_reason": "cancelled"}
         try:
             result = await (self._plain() if self.depth >= self.tree.limits.max_depth else self._with_session(context))
-            outcome = {"stop_reason": result.stop_reason, "response": result.response}
+            outcome = {"stop_reason": result.stop_reason, "response": result.response, "error": result.error}
             return result
         except Exception as raised:
             error = innermost(raised)
@@ -139,7 +136,8 @@ class Run:
         with anyio.CancelScope(deadline=self.tree.deadline):
             self._history.user(await plain_text(self._prompt, self._root_prompt, self.tree.scope.threads))
             text = strip_thinking(reply_text(await self._turns.ask()))
-            return RunResult(response=text, stop_reason="text")
+            error = None if text.strip() else f"model {self._root.model!r} gave an empty reply"
+            return RunResult(response=text, stop_reason="text", error=error)
         raise self.tree.time_is_up()
 
     async def _with_session(self, context: ContextInfo) -> RunResult:

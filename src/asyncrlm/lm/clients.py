@@ -33,6 +33,16 @@ _VENDORS = {
 }
 """Name → the module with its spec, loaded where it is asked for."""
 
+_FAMILIES = {
+    "gpt-": "openai",
+    "o1": "openai",
+    "o3": "openai",
+    "o4": "openai",
+    "claude-": "anthropic",
+    "gemini-": "gemini",
+}
+"""How the name of a model begins → the backend that has it."""
+
 BACKENDS = (*PRESETS, *_VENDORS, "offline")
 """The names that `backend` may be."""
 
@@ -85,8 +95,9 @@ def _named_spec(name: str, kwargs: dict[str, Any], sampling: dict[str, Any]) -> 
 
 
 def _unknown_backend(name: str) -> ConfigurationError:
-    close = difflib.get_close_matches(name, BACKENDS, 1)
-    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    near = [f"{family}/{name}" for prefix, family in _FAMILIES.items() if name.startswith(prefix)]
+    near += difflib.get_close_matches(name, BACKENDS, 1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
     return ConfigurationError(f"unknown backend {name!r}{hint}; known: {', '.join(BACKENDS)}")
 
 

@@ -55,6 +55,8 @@ class Link:
         self.broker: Broker | None = None  # of the running cell; set and unset by the session
         self.answer: Answer | None = None
         """The last ready `answer`, until it is no longer ready."""
+        self.draft = ""
+        """The content of one that is not ready."""
         self.done: Done | None = None
         self.changed = anyio.Event()
         """Set when what the session waits for has come (`loaded` or `done`), or never will."""
@@ -250,6 +252,7 @@ class Link:
 
     def on_answer(self, frame: Answer) -> None:
         self.answer = frame if frame.ready else None
+        self.draft = frame.content if isinstance(frame.content, str) and not frame.ready else ""
 
     def on_done(self, frame: Done) -> None:
         if len(frame.variables) > MOST_VARIABLES or len(frame.values) > MOST_VARIABLES:

@@ -130,6 +130,8 @@ class Cancel(_Frame, tag="cancel"):
 class Answer(_Frame, tag="answer"):
     """`answer` became ready, or changed while ready, or stopped being ready (then without content).
 
+    At the end of a cell, the content of one that is not ready comes too, where it has changed.
+
     `content` is what the caller gets as text: a str as it is, any other value as JSON where it has a JSON form, else
     as `str(value)`. `empty` is true for content the loop must refuse ("" , None or blank).
     """

@@ -127,6 +127,11 @@ class Session:
         answer = self._link.answer if self._link is not None else None
         return None if answer is None else _submitted(answer)
 
+    @property
+    def draft(self) -> str:
+        """`answer["content"]` at the end of the last cell, where it is not ready."""
+        return self._link.draft if self._link is not None else ""
+
     async def __aenter__(self) -> Self:
         if self._group is not None or self._closed:
             raise RuntimeError("a session can be entered once")

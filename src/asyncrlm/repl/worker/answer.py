@@ -79,6 +79,8 @@ class Submission:
         self._post = post
         self._told: tuple[str, bool] | None = None
         """What the host believes: content and whether it is empty; None while not ready."""
+        self._draft = ""
+        """The content that the host was told of last while not ready."""
         self.answer = Answer()
         self.reset({"content": "", "ready": False})
 
@@ -87,6 +89,7 @@ class Submission:
         self.answer = Answer(value)
         self.answer.changed = self.sync
         self._told = None
+        self._draft = ""
 
     def adopt(self, value: Any) -> None:
         """What the name `answer` is bound to at the end of a cell: a plain dict counts, anything else does not."""
@@ -95,6 +98,8 @@ class Submission:
             super(Answer, self.answer).clear()
             super(Answer, self.answer).update(plain)
         self.sync()
+        if self._told is None:
+            self._tell_draft()
 
     def sync(self) -> None:
         """Tell the host where it does not know.
@@ -111,6 +116,7 @@ class Submission:
             return
         if now is None:
             frame = '{"t":"answer","ready":false}\n'
+            self._draft = ""
         else:
             empty = ',"empty":true' if now[1] else ""
             frame = f'{{"t":"answer","ready":true{empty},"content":{dump(now[0])}}}\n'
@@ -118,6 +124,13 @@ class Submission:
                 raise ValueError(f'answer["content"] is too long: {len(now[0]):,} characters')
         if self._post(frame.encode("ascii")):
             self._told = now
+
+    def _tell_draft(self) -> None:
+        """What there would be to show if the run ended now; one that is too long is left out."""
+        draft = to_text(self.answer.get("content"))
+        frame = f'{{"t":"answer","ready":false,"content":{dump(draft)}}}\n'
+        if draft != self._draft and len(frame) <= MAX_FRAME and self._post(frame.encode("ascii")):
+            self._draft = draft
 
     def _ready(self) -> bool:
         try:
