@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, ClassVar
 
 from msgspec import Struct, field
 
@@ -103,6 +103,10 @@ class LMClient(ABC):
 
     model: str
     """The name this client is known by in routing, usage and prices."""
+
+    burst: ClassVar[int | None] = None
+    """Requests that may start in one pass of the event loop; None for as many as open connections without holding it
+    up. More for a client whose requests cost next to nothing to start."""
 
     @property
     def account(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import ConfigurationError, LMError
 from .base import LMClient, LMReply, LMRequest
@@ -18,6 +18,8 @@ class CallableClient(LMClient):
     The function may return an `LMReply` instead, to say what it used. What it raises becomes an `LMError` that is not
     retried, with the exception as its cause; an `LMError` of its own passes as it is.
     """
+
+    burst: ClassVar[int | None] = 256
 
     def __init__(self, function: Callable[..., Awaitable[str | LMReply]], *, model: str | None = None) -> None:
         if not _is_async(function):

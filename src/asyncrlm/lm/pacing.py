@@ -68,6 +68,8 @@ class Pacer:
                 raise ConfigurationError(f"{limit} must be a positive whole number or None, not {value!r}")
         self._given = given
         self.name = name
+        self.burst = BURST
+        """Requests that start in one pass of the event loop."""
         self._loop: object = None
         self._begin()
 
@@ -156,7 +158,7 @@ class Pacer:
 
     def enter_nowait(self, tokens: int) -> Permit | None:
         """A permit, if one is free and nobody waits for one."""
-        if self._queue.waiting or self._started >= BURST or self._in_flight >= self.pace.width:
+        if self._queue.waiting or self._started >= self.burst or self._in_flight >= self.pace.width:
             return None
         if self.pace.delay(tokens, self._in_flight) > 0:
             return None
@@ -224,7 +226,7 @@ class Pacer:
 
     def _grant(self) -> None:
         queue = self._queue
-        while queue.waiting and self._started < BURST and self._in_flight < self.pace.width:
+        while queue.waiting and self._started < self.burst and self._in_flight < self.pace.width:
             if self.pace.delay(queue.head().tokens, self._in_flight) > 0:
                 return
             waiter = queue.pop()
@@ -274,6 +276,7 @@ class Pacers:
         pacer = self._pacers.get(key)
         if pacer is None:
             pacer = self._pacers[key] = Pacer(name=f"{client.account} {client.model}")
+            pacer.burst = client.burst or BURST
             pacer.bind()
         return pacer
 
