@@ -7,7 +7,14 @@ from typing import Any
 import anyio
 import pytest
 
-from asyncrlm import AsyncRLM, LMError, SandboxLost, SubcallLimitExceededError, TimeoutExceededError
+from asyncrlm import (
+    AsyncRLM,
+    ErrorThresholdExceededError,
+    LMError,
+    SandboxLost,
+    SubcallLimitExceededError,
+    TimeoutExceededError,
+)
 from asyncrlm.repl.session import Session
 from asyncrlm.testing import ScriptedLM
 
@@ -132,6 +139,24 @@ async def test_a_limit_leaves_its_trace_on_the_completion(
         assert completion.limit_reached is None
     else:
         assert says in completion.to_dict()["limit_reached"]
+
+
+@pytest.mark.parametrize(
+    ("on_limit", "rather"),
+    [("raise", ', or give on_limit="answer" for an answer from what there is by then'), ("answer", "")],
+)
+async def test_an_error_of_a_limit_says_the_ways_out(on_limit: str, rather: str) -> None:
+    root = scripted(cell("1 / 0"), " ")
+    error = await failed(root, ErrorThresholdExceededError, max_errors=1, on_limit=on_limit)
+    why = "1 turn failed (threshold 1); the last with ZeroDivisionError: division by zero; raise max_errors"
+    assert str(error) == why + rather
+
+
+@pytest.mark.parametrize(
+    ("elapsed", "timeout", "says"), [(0.0123, 0.01, "0.0123 s of 0.01 s"), (1234.5, 1200, "1,234 s of 1,200 s")]
+)
+def test_seconds_are_told_as_long_as_they_are(elapsed: float, timeout: float, says: str) -> None:
+    assert str(TimeoutExceededError(elapsed, timeout)) == f"timeout exceeded: {says}"
 
 
 async def test_after_all_turns_an_empty_reply_is_an_unfinished_run() -> None:

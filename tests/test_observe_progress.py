@@ -71,7 +71,7 @@ def test_a_run_from_start_to_answer() -> None:
         "run 01234567: m (sub-calls: s); context: str, 464,970 characters",
         "  question: What is it?",
         "  environment: local, ready in 5 ms; isolation: network; not in force: disk",
-        "  turn 1/30",
+        "  turn 1/30: asking m",
         "  m replied in 1.25 s, 1,000 -> 20 tokens",
         "  cell 1, 2 lines",
         "    | a = 1",
@@ -184,9 +184,11 @@ def test_brief_progress_has_a_line_for_what_matters() -> None:
         "run r: m; context: str, 3 characters",
         "  question: What?",
         "  environment: local, ready in 5 ms; isolation: all 2 rows hold",
-        "  turn 1/30",
+        "  turn 1/30: asking m",
+        "    sub-calls started: asking m",
         "    2 cells, 2 sub-calls, 1.00 s",
-        "  turn 2/30",
+        "  turn 2/30: asking m",
+        "    sub-calls started: asking m",
         "    cell 2 failed: ValueError: x",
         "    2 cells, 2 sub-calls, 1.00 s",
         "stopped by answer (2 turns, 2.00 s, 0 requests, 0 + 0 tokens)",
@@ -204,8 +206,9 @@ def test_brief_progress_shows_a_long_batch_moving() -> None:
         now += 0.1
         progress(SubcallFinished(run_id="r", subcall=number, kind="llm", model="m"))
     lines = stream.getvalue().splitlines()
-    assert 8 <= len(lines) <= 11
-    assert "in flight" in lines[0]
+    assert 9 <= len(lines) <= 12
+    assert lines[0] == "    sub-calls started: asking m"
+    assert "in flight" in lines[1]
 
 
 def test_waits_are_summed_up_too() -> None:
@@ -270,7 +273,7 @@ def test_colour_only_on_a_terminal_that_wants_it(terminal: io.TextIOWrapper, mon
     monkeypatch.delenv("TERM")
     assert Progress(io.StringIO())._colour is False
     text = shown(*STORY, colour=True)
-    assert "\x1b[1m  turn 1/30\x1b[0m" in text
+    assert "\x1b[1m  turn 1/30: asking m\x1b[0m" in text
 
 
 def test_a_terminal_without_unicode_still_gets_lines(terminal: io.TextIOWrapper) -> None:

@@ -19,7 +19,7 @@ All of them can be pickled.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
     from .types import RateHints, UsageSummary
@@ -47,6 +47,10 @@ LMErrorKind = Literal[
 def last_line(traceback: str | None) -> str:
     """What a traceback comes to: "ValueError: no"; "" if there is none."""
     return (traceback or "").rstrip().rpartition("\n")[2].strip()
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds < 100 else f"{seconds:,.0f} s"
 
 
 def _rebuild(cls: type[RLMError], args: tuple[Any, ...], state: dict[str, Any]) -> RLMError:
@@ -93,9 +97,14 @@ class ConfigurationError(RLMError, ValueError):
 class LimitError(RLMError):
     """A limit of the tree was met. Unlike `LMError`, asking again does not help."""
 
+    argument: ClassVar[str] = ""
+    """The argument that sets the limit."""
+
 
 class BudgetExceededError(LimitError):
     """`spent` of a `budget`, both in USD."""
+
+    argument = "max_budget"
 
     def __init__(self, spent: float, budget: float, message: str | None = None, **details: Any) -> None:
         super().__init__(message or f"budget exceeded: ${spent:.6f} of ${budget:.6f} spent", **details)
@@ -106,14 +115,18 @@ class BudgetExceededError(LimitError):
 class TimeoutExceededError(LimitError):
     """`elapsed` of a `timeout`, both in seconds."""
 
+    argument = "max_timeout"
+
     def __init__(self, elapsed: float, timeout: float, message: str | None = None, **details: Any) -> None:
-        super().__init__(message or f"timeout exceeded: {elapsed:.1f} s of {timeout:.1f} s", **details)
+        super().__init__(message or f"timeout exceeded: {_seconds(elapsed)} of {_seconds(timeout)}", **details)
         self.elapsed = elapsed
         self.timeout = timeout
 
 
 class TokenLimitExceededError(LimitError):
     """`tokens_used` of a `token_limit`, input and output of the whole tree together."""
+
+    argument = "max_tokens"
 
     def __init__(self, tokens_used: int, token_limit: int, message: str | None = None, **details: Any) -> None:
         super().__init__(message or f"token limit exceeded: {tokens_used:,} of {token_limit:,} used", **details)
@@ -124,6 +137,8 @@ class TokenLimitExceededError(LimitError):
 class SubcallLimitExceededError(LimitError):
     """`subcalls` LM calls made by cells of the whole tree, of a `limit`."""
 
+    argument = "max_subcalls"
+
     def __init__(self, subcalls: int, limit: int, message: str | None = None, **details: Any) -> None:
         super().__init__(message or f"sub-call limit exceeded: {subcalls:,} of {limit:,} made", **details)
         self.subcalls = subcalls
@@ -133,6 +148,8 @@ class SubcallLimitExceededError(LimitError):
 class ErrorThresholdExceededError(LimitError):
     """`error_count` turns in a row whose cells raised, at a `threshold`; `last_error` is the last traceback."""
 
+    argument = "max_errors"
+
     def __init__(
         self,
         error_count: int,
@@ -141,7 +158,11 @@ class ErrorThresholdExceededError(LimitError):
         message: str | None = None,
         **details: Any,
     ) -> None:
-        super().__init__(message or f"{error_count} turns in a row failed (threshold {threshold})", **details)
+        if message is None:
+            turns = "1 turn" if error_count == 1 else f"{error_count:,} turns in a row"
+            message = f"{turns} failed (threshold {threshold})"
+            message += f"; the last with {why}" if (why := last_line(last_error)) else ""
+        super().__init__(message, **details)
         self.error_count = error_count
         self.threshold = threshold
         self.last_error = last_error

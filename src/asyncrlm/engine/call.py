@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import anyio
 import msgspec
 
-from ..errors import ConfigurationError, RLMError
+from ..errors import ConfigurationError, LimitError, RLMError
 from ..events import Listener
 from ..observe.log import get_logger
 from ..repl.tools import HostTools
@@ -85,8 +85,13 @@ class Call:
         self._watching = watching
 
     def account(self, error: RLMError) -> None:
-        """Give an error what its caller needs to go on: the partial answer, the usage, the trajectory."""
+        """Give an error what its caller needs to go on: the partial answer, the usage, the trajectory, the way out."""
         error.run_id = self.run_id
+        if isinstance(error, LimitError) and error.argument:
+            # Said to the caller alone: a model can do nothing about it.
+            rather = ', or give on_limit="answer" for an answer from what there is by then'
+            raise_it = f"raise {error.argument}{rather if self.limits.on_limit == 'raise' else ''}"
+            error.args = (f"{error}; {raise_it}",)
         if self._run is None or self._watching is None:
             return
         error.usage_summary = self._run.usage()

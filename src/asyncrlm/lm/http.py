@@ -6,6 +6,7 @@ Each vendor's SDK says where to send and how to sign; a call itself is one reque
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -85,6 +86,7 @@ class Connection:
         self._total = settings.timeout if isinstance(settings.timeout, int | float) else None
         self._faults = fault_types(library)
         self.host: str = endpoint.url.host
+        self._where = str(settings.base_url or endpoint.url.join("/")).rstrip("/")
         where = endpoint.url.netloc.decode("ascii")
         self._secrets = secret_texts((*settings.secrets, *(self._headers.get(name) for name in _SIGNATURES)))
         identity = (settings.api_key, settings.sdk_kwargs, *(self._headers.get(name) for name in _SIGNATURES))
@@ -237,8 +239,11 @@ class Connection:
             isinstance(cause, ssl.SSLCertVerificationError) for cause in causes
         )
         lost = begun or not refused
+        why = _unreachable(causes) or text
         return LMError(
-            f"lost the connection to {self.host} ({text})" if lost else f"no connection to {self.host} ({text})",
+            f"lost the connection to {self.host} ({text})"
+            if lost
+            else f"no connection to {self._where}: {why}; is the server running, and is base_url right?",
             kind="connection",
             retryable=begun or not permanent,
             charged=begun or (not refused and not permanent),
@@ -297,6 +302,18 @@ def _until(deadline: float | None) -> Any:
 
 def _with_query(url: httpx2.URL, query: Mapping[str, Any]) -> httpx2.URL:
     return url.copy_merge_params(dict(query)) if query else url
+
+
+def _unreachable(causes: list[BaseException]) -> str | None:
+    """Why there is nobody, where the system says it in one of these; None where it does not."""
+    errors = [*causes, *(getattr(cause, "os_error", None) for cause in causes)]
+    for cause in causes:
+        errors += getattr(cause, "exceptions", ())  # of each address, where there are several
+    if any(isinstance(error, socket.gaierror) for error in errors):
+        return "the name of the host is not known"
+    if any(isinstance(error, ConnectionRefusedError) for error in errors):
+        return "connection refused"
+    return None
 
 
 def _chain(error: BaseException) -> list[BaseException]:

@@ -134,7 +134,7 @@ class Progress:
     # ---- events ------------------------------------------------------------------------------------------------------
 
     def _run_started(self, event: RunStarted) -> None:
-        self._of(event)
+        self._of(event).model = event.root_model
         what = "run" if event.parent_id is None else "child run"
         models = event.root_model
         subs = [name for name in event.sub_models if name != event.root_model]
@@ -154,8 +154,10 @@ class Progress:
         self._say(event, f"  worker lost: {event.reason}", "bad")
 
     def _turn_started(self, event: TurnStarted) -> None:
-        self._of(event).begin_turn(event.turn)
-        self._say(event, f"  turn {event.turn}/{event.max_turns}", "head")
+        run = self._of(event)
+        run.begin_turn(event.turn)
+        asking = f": asking {run.model}" if run.model else ""
+        self._say(event, f"  turn {event.turn}/{event.max_turns}{asking}", "head")
 
     def _model_replied(self, event: ModelReplied) -> None:
         tokens = ""
@@ -214,11 +216,14 @@ class Progress:
         run.unsaid = True
         self._maybe_subcalls(event, run)
 
-    def _maybe_subcalls(self, event: Event, run: _Run) -> None:
+    def _maybe_subcalls(self, event: SubcallStarted | SubcallFinished, run: _Run) -> None:
         now = self._clock()
         if run.said_at is None:
-            # The first ones of a burst come together; a line at once would only say "1 of 1".
+            # The first ones of a burst come together; a number at once would only be "1 of 1".
             run.said_at = now
+            if not (self._brief and run.said_started):
+                run.said_started = True
+                self._say(event, f"    sub-calls started: asking {event.model}")
         elif now - run.said_at >= self._interval:
             run.said_at = now
             self._subcalls_line(event, run)
@@ -264,6 +269,7 @@ class Progress:
 
 @dataclass(slots=True)
 class _Run:
+    model: str = ""
     turns: int = 0
     cells: int = 0
     """Of this turn, as the next two."""
@@ -274,11 +280,14 @@ class _Run:
     failed: int = 0
     unsaid: bool = False
     said_at: float | None = None
+    said_started: bool = False
+    """In this turn, that there are sub-calls."""
     waits: int = 0
     wait_said_at: float | None = None
 
     def begin_turn(self, turn: int) -> None:
         self.turns = turn
+        self.said_started = False
         self.cells = self.turn_calls = self.turn_failed = 0
 
     def begin_cell(self) -> None:
