@@ -70,7 +70,11 @@ def run(
     file: Annotated[str, typer.Argument(metavar="FILE", help="The text to ask about; - for standard input.")],
     question: Annotated[str, typer.Option("--question", "-q", help="What to find out about it.")],
     backend: Annotated[
-        str, typer.Option(help="openai, vllm, openrouter, vercel, prime, or offline (no model, no network).")
+        str,
+        typer.Option(
+            help="openai, azure_openai, anthropic, gemini, portkey, openrouter, vercel, prime, vllm, ollama, lmstudio, "
+            "llamacpp, llamacpp_local, or offline (no model, no network)."
+        ),
     ] = "openai",
     model: Annotated[str | None, typer.Option(help="The root model's name.")] = None,
     sub_model: Annotated[
