@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["BURST", "Gate", "Pacer", "Pacers", "reply_text"]
 
+SHORTEST_WAIT = 0.001
+"""Seconds; a wait so short that it vanishes in the clock's figure would never end."""
+
 BURST = 16
 """Requests of one account that start in one pass of the event loop. Many more hold the loop for long; fewer let calls
 pile up behind it, and each garbage collection walks them all."""
@@ -202,7 +205,7 @@ class Pacer:
         if self._leader is not waiter:
             await waiter.poked.wait()
         elif (delay := self.pace.delay(self._queue.head().tokens, self._in_flight)) > 0:
-            with anyio.move_on_after(delay):
+            with anyio.move_on_after(max(delay, SHORTEST_WAIT)):
                 await waiter.poked.wait()
         else:
             await anyio.lowlevel.checkpoint()
