@@ -330,5 +330,6 @@ async def test_the_kernel_is_small(scope: PlainScope) -> None:
             assert await c.attempt("raw(0x40000000 | 39)")
             assert await c.value(FOREIGN) == 0
     async with client(scope, _mode=scope.mode, isolation="none") as c:
-        control = {k: KERNEL[k] for k in ("clone3", "user namespace", "userfaultfd")}
+        # Not clone3: where it works there are two processes that go on with the cell.
+        control = {k: KERNEL[k] for k in ("user namespace", "userfaultfd")}
         assert "user namespace" in through(await assault(c, control)) or os.getuid()

@@ -9,6 +9,7 @@ import struct
 import termios
 
 import anyio
+import anyio.lowlevel
 
 from ..repl.sandbox import Printed
 
@@ -64,7 +65,11 @@ class Output:
             try:
                 data = os.read(self.fd, CHUNK)
             except BlockingIOError:
-                await anyio.wait_readable(self.fd)
+                try:
+                    await anyio.wait_readable(self.fd)
+                except anyio.BusyResourceError:  # `pump` was just reading and has not noticed yet
+                    anyio.notify_closing(self.fd)
+                    await anyio.lowlevel.checkpoint()
                 continue
             if not data:
                 return
@@ -78,7 +83,7 @@ class Output:
                 data = os.read(self.fd, CHUNK)
             except BlockingIOError:
                 continue
-            except (anyio.ClosedResourceError, OSError):
+            except (anyio.ClosedResourceError, anyio.BusyResourceError, OSError):
                 return
             if not data:
                 return

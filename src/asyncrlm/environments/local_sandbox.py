@@ -102,6 +102,10 @@ class LocalSandbox(Sandbox):
                     await anyio.wait_readable(self._channel)
                 except anyio.ClosedResourceError:
                     break
+                except anyio.BusyResourceError:
+                    if not self._closing:
+                        raise
+                    break  # `aclose` reads it now
                 continue
             if not data:
                 self.kill()  # of a cell that ended the channel the worker is still there
@@ -293,7 +297,11 @@ class LocalSandbox(Sandbox):
             try:
                 self._read()
             except BlockingIOError:
-                await anyio.wait_readable(self._channel)
+                try:
+                    await anyio.wait_readable(self._channel)
+                except anyio.BusyResourceError:  # whoever received was just reading and has not noticed yet
+                    anyio.notify_closing(self._channel)
+                    await anyio.lowlevel.checkpoint()
         if self._held and self._served:
             self.kill()  # known by now, if it was not when `aclose` began
             await self._outputs[0].last_writer_gone()
