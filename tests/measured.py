@@ -17,7 +17,7 @@ import coverage
 from coverage.data import CoverageData
 
 import asyncrlm.repl.worker
-from asyncrlm.environments import local_template
+from asyncrlm.environments import local_process
 
 FOLDER = str(Path(asyncrlm.repl.worker.__file__).parent)
 SIZE = 8
@@ -59,7 +59,7 @@ def pytest_configure() -> None:
     os.close(handle)
     site = str(Path(coverage.__file__).parent.parent)
     measure = MEASURE.format(folder=FOLDER, site=site, records=path, size=SIZE)
-    local_template._BOOTSTRAP = measure + local_template._BOOTSTRAP
+    local_process._BOOTSTRAP = measure + local_process._BOOTSTRAP
     _records.append(Path(path))
 
 
