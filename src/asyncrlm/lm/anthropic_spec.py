@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
@@ -22,7 +21,8 @@ from .endpoints import (
     checked_headers,
     checked_key,
     checked_query,
-    fingerprint,
+    fingerprint_of,
+    from_environment,
     missing_key,
     origin_of,
 )
@@ -84,7 +84,7 @@ def anthropic_spec(kwargs: dict[str, Any], sampling: dict[str, Any]) -> ClientSp
     return ClientSpec(
         model=model,
         backend="anthropic",
-        key=(settings.key, model, most, caching, fingerprint(repr(sorted(sampling.items(), key=str)))),
+        key=(settings.key, model, most, caching, fingerprint_of(sampling)),
         asked_with={**sampling, "max_tokens default": most},
         where=settings.base_url or "",
         price=price,
@@ -100,7 +100,7 @@ def _keeps_an_hour(sampling: dict[str, Any]) -> bool:
 
 
 def _settings(kwargs: dict[str, Any]) -> ConnectionSettings:
-    named = os.environ.get("ANTHROPIC_BASE_URL", "").strip()
+    named = from_environment("ANTHROPIC_BASE_URL")
     base_url = checked_base_url(kwargs.pop("base_url", None) or named or BASE_URL)
     headers = checked_headers(kwargs.get("default_headers"))
     key, token = checked_api_key(kwargs.pop("api_key", None)), kwargs.pop("auth_token", None)
@@ -108,8 +108,8 @@ def _settings(kwargs: dict[str, Any]) -> ConnectionSettings:
         raise ConfigurationError("give api_key or auth_token, not both")
     origin = origin_of(base_url)
     if not key and token is None and not headers & {"authorization", "x-api-key"} and is_anthropic(origin):
-        key = os.environ.get("ANTHROPIC_API_KEY", "").strip() or None
-        token = None if key else os.environ.get("ANTHROPIC_AUTH_TOKEN", "").strip() or None
+        key = from_environment("ANTHROPIC_API_KEY")
+        token = None if key else from_environment("ANTHROPIC_AUTH_TOKEN")
         if key is None and token is None and origin == origin_of(BASE_URL):
             raise missing_key("anthropic", "ANTHROPIC_API_KEY")
     return ConnectionSettings(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, cast
@@ -19,7 +18,8 @@ from .endpoints import (
     checked_headers,
     checked_key,
     checked_query,
-    fingerprint,
+    fingerprint_of,
+    from_environment,
     origin_of,
 )
 from .http import Connection, Endpoint, connected
@@ -60,13 +60,13 @@ def azure_openai_spec(kwargs: dict[str, Any], sampling: dict[str, Any]) -> Clien
     """The spec of `backend="azure_openai"`. A deployment alone is enough; a model's name is then the deployment's."""
     refuse_unknown("azure_openai", kwargs, (*AZURE_KWARGS, *OUR_KWARGS))
     named = kwargs.pop("model_name", None)
-    deployment = kwargs.pop("azure_deployment", None) or named or _from_environment("AZURE_OPENAI_DEPLOYMENT")
+    deployment = kwargs.pop("azure_deployment", None) or named or from_environment("AZURE_OPENAI_DEPLOYMENT")
     model = named or deployment
     if not isinstance(model, str) or not isinstance(deployment, str):
         raise ConfigurationError('backend="azure_openai" needs azure_deployment (or model_name) in backend_kwargs')
     price, window = price_and_window(model, kwargs)
     attempts = attempts_of(kwargs)
-    version = kwargs.pop("api_version", None) or _from_environment("AZURE_OPENAI_API_VERSION", "OPENAI_API_VERSION")
+    version = kwargs.pop("api_version", None) or from_environment("AZURE_OPENAI_API_VERSION", "OPENAI_API_VERSION")
     settings = _settings(kwargs, version or DEFAULT_API_VERSION)
 
     async def opener(shared: Shared) -> LMClient:
@@ -83,7 +83,7 @@ def azure_openai_spec(kwargs: dict[str, Any], sampling: dict[str, Any]) -> Clien
     return ClientSpec(
         model=model,
         backend="azure_openai",
-        key=(settings.key, deployment, model, fingerprint(repr(sorted(sampling.items(), key=str)))),
+        key=(settings.key, deployment, model, fingerprint_of(sampling)),
         asked_with=sampling,
         where=settings.base_url or "",
         price=price,
@@ -93,16 +93,12 @@ def azure_openai_spec(kwargs: dict[str, Any], sampling: dict[str, Any]) -> Clien
     )
 
 
-def _from_environment(*names: str) -> str | None:
-    return next((value for name in names if (value := os.environ.get(name, "").strip())), None)
-
-
 def _settings(kwargs: dict[str, Any], version: str) -> ConnectionSettings:
     base_url, endpoint = kwargs.pop("base_url", None), kwargs.pop("azure_endpoint", None)
     if base_url is not None and endpoint is not None:
         raise ConfigurationError("base_url and azure_endpoint exclude each other")
     if base_url is None:
-        endpoint = endpoint or _from_environment("AZURE_OPENAI_ENDPOINT")
+        endpoint = endpoint or from_environment("AZURE_OPENAI_ENDPOINT")
         if endpoint is None:
             raise ConfigurationError(
                 'backend="azure_openai" needs azure_endpoint, such as "https://my-resource.openai.azure.com", '
@@ -137,10 +133,10 @@ def _settings(kwargs: dict[str, Any], version: str) -> ConnectionSettings:
 
 def _credentials_from_environment(origin: Origin) -> tuple[str | None, str | None]:
     """The token and the key in the environment, if they are meant for this origin."""
-    named = _from_environment("AZURE_OPENAI_ENDPOINT")
+    named = from_environment("AZURE_OPENAI_ENDPOINT")
     scheme, host, _ = origin
     at_home = origin_of(named) == origin if named else scheme == "https" and host.endswith(AZURE_DOMAINS)
-    token, key = _from_environment("AZURE_OPENAI_AD_TOKEN"), _from_environment("AZURE_OPENAI_API_KEY")
+    token, key = from_environment("AZURE_OPENAI_AD_TOKEN"), from_environment("AZURE_OPENAI_API_KEY")
     if at_home and (token or key):
         return (token, None) if token else (None, key)
     why = "" if at_home or not (token or key) else f" (those in the environment are not meant for {host})"

@@ -14,7 +14,7 @@ from ..errors import ConfigurationError
 from ..ledger import Price
 from .base import LMClient, LMDelta, LMReply, LMRequest
 from .callable import CallableClient
-from .endpoints import PRESETS, fingerprint
+from .endpoints import PRESETS, fingerprint_of
 from .fallback import FallbackClient
 from .openai_spec import openai_spec
 from .spec import OUR_KWARGS, ClientSpec, Shared, checked_sampling, price_and_window, refuse_unknown
@@ -126,7 +126,7 @@ def _object_spec(
     return ClientSpec(
         model=client.model,
         backend=backend,
-        key=("object", id(client), fingerprint(repr(sorted(sampling.items(), key=str)))),
+        key=("object", id(client), fingerprint_of(sampling)),
         price=price,
         window=window,
         needs_price=client.needs_price,

@@ -101,8 +101,8 @@ def is_ambient(origin: Origin) -> bool:
 
 def is_named(origin: Origin, variable: str) -> bool:
     """Whether the URL in this environment variable is of this origin."""
-    named = os.environ.get(variable, "").strip()
-    return bool(named) and origin_of(named) == origin
+    named = from_environment(variable)
+    return named is not None and origin_of(named) == origin
 
 
 def key_variable_for(origin: Origin) -> str | None:
@@ -126,7 +126,7 @@ def needs_key(origin: Origin) -> bool:
 def key_from_environment(origin: Origin) -> str | None:
     """The key in the environment that is meant for `origin`, if there is one."""
     variable = key_variable_for(origin)
-    return (os.environ.get(variable, "").strip() or None) if variable is not None else None
+    return from_environment(variable) if variable is not None else None
 
 
 def checked_key(key: str) -> str:
@@ -168,6 +168,16 @@ def header_problem(name: object, value: object) -> str | None:
 def fingerprint(secret: str) -> str:
     """Tells secrets apart without giving them away."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+
+
+def fingerprint_of(arguments: Mapping[str, Any]) -> str:
+    """Tells arguments apart, in whatever order they are given, without giving away what is secret among them."""
+    return fingerprint(repr(sorted(arguments.items(), key=str)))
+
+
+def from_environment(*variables: str) -> str | None:
+    """The first of these environment variables that says anything, without surrounding white space."""
+    return next((value for name in variables if (value := os.environ.get(name, "").strip())), None)
 
 
 def checked_headers(headers: Any) -> set[str]:

@@ -12,7 +12,8 @@ from .endpoints import (
     checked_base_url,
     checked_headers,
     checked_query,
-    fingerprint,
+    fingerprint_of,
+    from_environment,
     is_named,
     missing_key,
     origin_of,
@@ -77,7 +78,7 @@ def gemini_spec(kwargs: dict[str, Any], sampling: dict[str, Any]) -> ClientSpec:
     return ClientSpec(
         model=model,
         backend="gemini",
-        key=(settings.key, model, fingerprint(repr(sorted(sampling.items(), key=str)))),
+        key=(settings.key, model, fingerprint_of(sampling)),
         asked_with=sampling,
         where=settings.base_url or "",
         price=price,
@@ -93,7 +94,7 @@ def _settings(kwargs: dict[str, Any]) -> ConnectionSettings:
         vertex = os.environ.get("GOOGLE_GENAI_USE_VERTEXAI", "").strip().lower() in ("true", "1")
     base_url = kwargs.pop("base_url", None)
     if base_url is None and not vertex:
-        base_url = os.environ.get(BASE_URL_VARIABLE, "").strip() or BASE_URL
+        base_url = from_environment(BASE_URL_VARIABLE) or BASE_URL
     base_url = checked_base_url(base_url) if base_url is not None else None
     key = checked_api_key(kwargs.pop("api_key", None))
     headers = checked_headers(kwargs.get("default_headers"))
@@ -130,7 +131,7 @@ def _key_from_environment(origin: Origin) -> str | None:
     at_home = origin == origin_of(BASE_URL)
     if not at_home and not is_named(origin, BASE_URL_VARIABLE):
         return None
-    key = next((value for name in KEY_VARIABLES if (value := os.environ.get(name, "").strip())), None)
+    key = from_environment(*KEY_VARIABLES)
     if key is None and at_home:
         raise missing_key("gemini", KEY_VARIABLES[0])
     return key

@@ -15,7 +15,7 @@ import msgspec
 from ..errors import ConfigurationError, LMError
 from ..ledger import Price
 from .base import LMClient, LMDelta, LMReply, LMRequest, LMUsage
-from .endpoints import fingerprint
+from .endpoints import fingerprint_of
 from .openai_stream import CompletionStream
 from .replies import classify, whole_text
 from .spec import OUR_KWARGS, ClientSpec, Shared, optional_sdk, price_and_window, refuse_unknown
@@ -59,7 +59,7 @@ def llamacpp_local_spec(kwargs: dict[str, Any], sampling: dict[str, Any]) -> Cli
     model = named if named and named != str(path) else Path(path).stem
     price, window = price_and_window(model, kwargs)
     settings = {"n_ctx": window or DEFAULT_CONTEXT, "verbose": False, **kwargs, "model_path": str(path)}
-    key = ("llamacpp_local", fingerprint(repr(sorted(settings.items()))))
+    key = ("llamacpp_local", fingerprint_of(settings))
 
     async def opener(shared: Shared) -> LMClient:
         return LlamaClient(await shared(key, lambda: _loaded(settings)), model, sampling_args=sampling)
@@ -67,7 +67,7 @@ def llamacpp_local_spec(kwargs: dict[str, Any], sampling: dict[str, Any]) -> Cli
     return ClientSpec(
         model=model,
         backend="llamacpp_local",
-        key=(key, model, fingerprint(repr(sorted(sampling.items(), key=str)))),
+        key=(key, model, fingerprint_of(sampling)),
         asked_with={**sampling, **settings},
         price=price or Price(0.0),
         window=window or cast("int", settings["n_ctx"]) or None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError
@@ -14,7 +13,8 @@ from .endpoints import (
     checked_headers,
     checked_key,
     checked_query,
-    fingerprint,
+    fingerprint_of,
+    from_environment,
     is_loopback,
     is_openai,
     key_from_environment,
@@ -86,7 +86,7 @@ def openai_spec(backend: str, preset: Preset, kwargs: dict[str, Any], sampling: 
     return ClientSpec(
         model=model,
         backend=backend,
-        key=(settings.key, model, fingerprint(repr(sorted(sampling.items(), key=str)))),
+        key=(settings.key, model, fingerprint_of(sampling)),
         asked_with=sampling,
         where=settings.base_url or "",
         price=price,
@@ -125,7 +125,7 @@ def _base_url(backend: str, preset: Preset, kwargs: dict[str, Any]) -> str | Non
             raise ConfigurationError("data_residency names one of OpenAI's own hosts: it can't go with another")
         return None
     if base_url is None and backend == "openai":
-        base_url = os.environ.get("OPENAI_BASE_URL", "").strip() or None
+        base_url = from_environment("OPENAI_BASE_URL")
     base_url = base_url if base_url is not None else preset.base_url
     if base_url is None:
         raise ConfigurationError(

@@ -7,12 +7,11 @@ each client. Its gateway takes the requests of any OpenAI client that sends its 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from typing import Any, cast
 
 from ..errors import ConfigurationError
-from .endpoints import Preset, checked_base_url, checked_key, missing_key, origin_of
+from .endpoints import Preset, checked_base_url, checked_key, from_environment, missing_key, origin_of
 from .openai_spec import openai_spec
 from .spec import OUR_KWARGS, ClientSpec, refuse_unknown
 
@@ -75,7 +74,7 @@ def portkey_spec(kwargs: dict[str, Any], sampling: dict[str, Any]) -> ClientSpec
     if key is not None and not isinstance(key, str):
         raise ConfigurationError("api_key of portkey must be a str")
     if key is None and origin_of(base_url) == origin_of(BASE_URL):
-        key = os.environ.get(KEY_VARIABLE, "").strip() or None
+        key = from_environment(KEY_VARIABLE)
         if key is None:
             raise missing_key("portkey", KEY_VARIABLE)
     options = {"strict_open_ai_compliance": False} | {name: kwargs.pop(name, None) for name in PORTKEY_OPTIONS}
