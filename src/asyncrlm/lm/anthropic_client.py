@@ -11,9 +11,8 @@ from .anthropic_replies import MessageStream, parse_message
 from .encoding import encoded
 from .endpoints import Origin, is_named, origin_of
 from .http import Call, Connection, Endpoint, HttpClient, connected
-from .http_pool import ConnectionSettings, http_client
-from .openai_client import fresh_key, sdk_client
-from .secrecy import redacted
+from .http_pool import ConnectionSettings, http_client, sdk_of
+from .openai_client import fresh_key
 from .spec import optional_sdk
 
 if TYPE_CHECKING:
@@ -189,19 +188,11 @@ async def open_connection(settings: ConnectionSettings) -> AsyncGenerator[Connec
     async with http_client(settings, anthropic) as http:
         given = settings.api_key if isinstance(settings.api_key, str) else "-"
         token = settings.sdk_kwargs.get("auth_token")
-        try:
-            sdk: AsyncAnthropic = anthropic.AsyncAnthropic(
-                base_url=settings.base_url,
-                # Never both None: the SDK would look into the environment and the profiles on disk, whatever the host.
-                **({"api_key": given} if token is None else {"auth_token": token}),
-                default_headers=settings.default_headers or None,
-                default_query=settings.default_query or None,
-                max_retries=0,
-                **sdk_client(http),
-            )
-        except (anthropic.AnthropicError, ValueError, TypeError) as error:
-            said = redacted(f"the Anthropic SDK refuses this: {error}", settings.secrets)
-            raise ConfigurationError(said) from error
+        # Never both None: the SDK would look into the environment and the profiles on disk, whatever the host.
+        key = {"api_key": given} if token is None else {"auth_token": token}
+        sdk: AsyncAnthropic = sdk_of(
+            anthropic.AsyncAnthropic, anthropic.AnthropicError, settings, http, base_url=settings.base_url, **key
+        )
         with connected(settings, http, _endpoint(settings, sdk)) as connection:
             yield connection
 

@@ -20,19 +20,18 @@ from .endpoints import (
     checked_base_url,
     checked_headers,
     checked_key,
-    checked_query,
     fingerprint_of,
     from_environment,
     missing_key,
     origin_of,
 )
-from .http_pool import DEFAULT_TIMEOUT, ConnectionSettings
+from .http_pool import ConnectionSettings
 from .spec import (
     OUR_KWARGS,
     ClientSpec,
     Shared,
     attempts_of,
-    checked_timeout,
+    common_settings,
     optional_sdk,
     price_and_window,
     refuse_unknown,
@@ -116,9 +115,6 @@ def _settings(kwargs: dict[str, Any]) -> ConnectionSettings:
         vendor="anthropic",
         base_url=base_url,
         api_key=checked_api_key(key),
-        timeout=checked_timeout(kwargs.pop("timeout", DEFAULT_TIMEOUT)),
-        default_headers=kwargs.pop("default_headers", None) or {},
-        default_query=checked_query(kwargs.pop("default_query", None)),
-        http_client=kwargs.pop("http_client", None),
+        **common_settings(kwargs),
         sdk_kwargs={"auth_token": checked_key(token)} if token else {},
     )

@@ -17,16 +17,14 @@ from .endpoints import (
     checked_base_url,
     checked_headers,
     checked_key,
-    checked_query,
     fingerprint_of,
     from_environment,
     origin_of,
 )
 from .http import Connection, Endpoint, connected
-from .http_pool import DEFAULT_TIMEOUT, ConnectionSettings, http_client
-from .openai_client import OpenAIClient, fresh_key, sdk_client
-from .secrecy import redacted
-from .spec import OUR_KWARGS, ClientSpec, Shared, attempts_of, checked_timeout, price_and_window, refuse_unknown
+from .http_pool import ConnectionSettings, http_client, sdk_of
+from .openai_client import OpenAIClient, fresh_key
+from .spec import OUR_KWARGS, ClientSpec, Shared, attempts_of, common_settings, price_and_window, refuse_unknown
 
 if TYPE_CHECKING:
     from openai import AsyncAzureOpenAI
@@ -119,10 +117,7 @@ def _settings(kwargs: dict[str, Any], version: str) -> ConnectionSettings:
         vendor="azure_openai",
         base_url=base_url,
         api_key=checked_api_key(api_key),
-        timeout=checked_timeout(kwargs.pop("timeout", DEFAULT_TIMEOUT)),
-        default_headers=kwargs.pop("default_headers", None) or {},
-        default_query=checked_query(kwargs.pop("default_query", None)),
-        http_client=kwargs.pop("http_client", None),
+        **common_settings(kwargs),
         sdk_kwargs={
             "api_version": version,
             "azure_ad_token": checked_key(token) if token else None,
@@ -154,19 +149,10 @@ async def _open_connection(settings: ConnectionSettings, deployment: str) -> Asy
         base_url = cast("str", settings.base_url)
         if "/deployments/" not in base_url:
             base_url += f"/deployments/{quote(deployment, safe='')}"
-        try:
-            sdk = openai.AsyncAzureOpenAI(
-                base_url=base_url,
-                api_version=settings.sdk_kwargs["api_version"],
-                # Never None: the SDK would look into the environment. The real one is added to each request.
-                api_key="-",
-                default_headers=settings.default_headers or None,
-                default_query=settings.default_query or None,
-                max_retries=0,
-                **sdk_client(http),
-            )
-        except (openai.OpenAIError, ValueError, TypeError) as error:
-            raise ConfigurationError(redacted(f"the OpenAI SDK refuses this: {error}", settings.secrets)) from error
+        version = settings.sdk_kwargs["api_version"]
+        # The key is never None: the SDK would look into the environment. The real one is added to each request.
+        own = {"api_key": "-", "base_url": base_url, "api_version": version}
+        sdk = sdk_of(openai.AsyncAzureOpenAI, openai.OpenAIError, settings, http, **own)
         with connected(settings, http, _endpoint(settings, sdk)) as connection:
             yield connection
 

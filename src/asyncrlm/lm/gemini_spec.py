@@ -11,7 +11,6 @@ from .endpoints import (
     checked_api_key,
     checked_base_url,
     checked_headers,
-    checked_query,
     fingerprint_of,
     from_environment,
     is_named,
@@ -20,13 +19,13 @@ from .endpoints import (
 )
 from .gemini_client import BASE_URL, GeminiClient, GeminiConnection, open_connection
 from .gemini_dialect import mapped_sampling
-from .http_pool import DEFAULT_TIMEOUT, ConnectionSettings
+from .http_pool import ConnectionSettings
 from .spec import (
     OUR_KWARGS,
     ClientSpec,
     Shared,
     attempts_of,
-    checked_timeout,
+    common_settings,
     optional_sdk,
     price_and_window,
     refuse_unknown,
@@ -112,10 +111,7 @@ def _settings(kwargs: dict[str, Any]) -> ConnectionSettings:
         vendor="gemini",
         base_url=base_url,
         api_key=checked_api_key(key),
-        timeout=checked_timeout(kwargs.pop("timeout", DEFAULT_TIMEOUT)),
-        default_headers=kwargs.pop("default_headers", None) or {},
-        default_query=checked_query(kwargs.pop("default_query", None)),
-        http_client=kwargs.pop("http_client", None),
+        **common_settings(kwargs),
         sdk_kwargs={
             "vertexai": bool(vertex),
             "project": project,

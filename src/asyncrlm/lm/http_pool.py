@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator, Hashable, Mapping
+from collections.abc import AsyncGenerator, Callable, Hashable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 from msgspec import Struct
@@ -13,7 +13,9 @@ from msgspec import Struct
 from ..errors import ConfigurationError
 from .endpoints import ApiKey, fingerprint
 from .limits import open_files_share
-from .secrecy import secret_texts
+from .secrecy import redacted, secret_texts
+
+SDK = TypeVar("SDK")
 
 DEFAULT_TIMEOUT = 600.0
 """Seconds that one attempt may take."""
@@ -123,3 +125,33 @@ async def http_client(settings: ConnectionSettings, sdk: Any) -> AsyncGenerator[
     finally:
         with anyio.move_on_after(5, shield=True):
             await http.aclose()
+
+
+def sdk_of(
+    make: Callable[..., SDK], refusal: type[Exception], settings: ConnectionSettings, http: Any, **own: Any
+) -> SDK:
+    """A vendor's SDK client, which says where requests go and with which headers.
+
+    Args:
+        make: Its class.
+        refusal: What the SDK raises for arguments it does not take.
+        settings: What all SDKs are told alike.
+        http: The http client.
+        own: What this one is told besides.
+
+    Raises:
+        ConfigurationError: if the SDK refuses. The message shows no secret.
+    """
+    # The SDKs take no client of httpx; they then make one of their own, which never opens a connection.
+    client = {"http_client": http} if http_library(http).__name__ == "httpx2" else {}
+    try:
+        return make(
+            default_headers=settings.default_headers or None,
+            default_query=settings.default_query or None,
+            max_retries=0,
+            **client,
+            **own,
+        )
+    except (refusal, ValueError, TypeError) as error:
+        name = refusal.__name__.removesuffix("Error")
+        raise ConfigurationError(redacted(f"the {name} SDK refuses this: {error}", settings.secrets)) from error

@@ -10,10 +10,9 @@ from ..errors import ConfigurationError, LMError
 from .encoding import encoded
 from .endpoints import checked_key, is_ambient, origin_of
 from .http import Call, Connection, Endpoint, HttpClient, connected
-from .http_pool import ConnectionSettings, http_client, http_library
+from .http_pool import ConnectionSettings, http_client, sdk_of
 from .openai_stream import CompletionStream
 from .replies import parse_completion
-from .secrecy import redacted
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -72,29 +71,13 @@ async def open_connection(settings: ConnectionSettings) -> AsyncGenerator[Connec
     import openai  # noqa: PLC0415 - costs most of a second, paid by those who open a connection
 
     async with http_client(settings, openai) as http:
-        try:
-            sdk = openai.AsyncOpenAI(
-                # Never None: the SDK would take OPENAI_API_KEY, whatever the host. The header is ours to add.
-                api_key="-",
-                default_headers=settings.default_headers or None,
-                default_query=settings.default_query or None,
-                max_retries=0,
-                **sdk_client(http),
-                **({} if settings.base_url is None else {"base_url": settings.base_url}),
-                **settings.sdk_kwargs,
-            )
-        except (openai.OpenAIError, ValueError, TypeError) as error:
-            raise ConfigurationError(redacted(f"the OpenAI SDK refuses this: {error}", settings.secrets)) from error
+        own = {} if settings.base_url is None else {"base_url": settings.base_url}
+        # The key is never None: the SDK would take OPENAI_API_KEY, whatever the host. The header is ours to add.
+        sdk = sdk_of(openai.AsyncOpenAI, openai.OpenAIError, settings, http, api_key="-", **own, **settings.sdk_kwargs)
         if settings.base_url is not None and origin_of(str(sdk.base_url)) != origin_of(settings.base_url):
             raise ConfigurationError(f"base_url is ambiguous: it could also be read as {sdk.base_url}")
         with connected(settings, http, endpoint_of(settings, sdk)) as connection:
             yield connection
-
-
-def sdk_client(http: Any) -> dict[str, Any]:
-    """The argument that gives the SDK its http client."""
-    # The SDK takes no client of httpx; it then makes one of its own, which never opens a connection.
-    return {"http_client": http} if http_library(http).__name__ == "httpx2" else {}
 
 
 class OpenAIClient(HttpClient):

@@ -12,7 +12,6 @@ from .endpoints import (
     checked_base_url,
     checked_headers,
     checked_key,
-    checked_query,
     fingerprint_of,
     from_environment,
     is_loopback,
@@ -24,9 +23,9 @@ from .endpoints import (
     origin_of,
 )
 from .http import Connection
-from .http_pool import DEFAULT_TIMEOUT, ConnectionSettings
+from .http_pool import ConnectionSettings
 from .openai_client import OpenAIClient, open_connection
-from .spec import OUR_KWARGS, ClientSpec, Shared, attempts_of, checked_timeout, price_and_window, refuse_unknown
+from .spec import OUR_KWARGS, ClientSpec, Shared, attempts_of, common_settings, price_and_window, refuse_unknown
 
 if TYPE_CHECKING:
     from .base import LMClient
@@ -110,10 +109,7 @@ def _connection_settings(backend: str, preset: Preset, kwargs: dict[str, Any]) -
     return ConnectionSettings(
         base_url=base_url,
         api_key=api_key,
-        timeout=checked_timeout(kwargs.pop("timeout", DEFAULT_TIMEOUT)),
-        default_headers=kwargs.pop("default_headers", None) or {},
-        default_query=checked_query(kwargs.pop("default_query", None)),
-        http_client=kwargs.pop("http_client", None),
+        **common_settings(kwargs),
         sdk_kwargs={name: value for name, value in kwargs.items() if value is not None},
     )
 

@@ -14,6 +14,8 @@ from msgspec import Struct
 from ..errors import ConfigurationError
 from ..ledger import Price
 from . import catalog
+from .endpoints import checked_query
+from .http_pool import DEFAULT_TIMEOUT
 from .retrying import DEFAULT_ATTEMPTS
 
 if TYPE_CHECKING:
@@ -137,6 +139,16 @@ def checked_timeout(timeout: Any) -> Any:
     if isinstance(timeout, int | float) and not timeout > 0:
         raise ConfigurationError(f"timeout must be a positive number of seconds, not {timeout!r}")
     return timeout
+
+
+def common_settings(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Fields of `ConnectionSettings` that every vendor's connection is given alike. Takes them out of `kwargs`."""
+    return {
+        "timeout": checked_timeout(kwargs.pop("timeout", DEFAULT_TIMEOUT)),
+        "default_headers": kwargs.pop("default_headers", None) or {},
+        "default_query": checked_query(kwargs.pop("default_query", None)),
+        "http_client": kwargs.pop("http_client", None),
+    }
 
 
 def attempts_of(kwargs: dict[str, Any]) -> int:
