@@ -23,7 +23,7 @@ import anyio.to_thread
 from .. import repl
 from ..errors import ConfigurationError
 from .local_output import CHUNK, open_pipes
-from .local_process import sweep_homes
+from .local_process import WORKER_IMPORT, sweep_homes
 from .local_sandbox import LocalSandbox
 
 if TYPE_CHECKING:
@@ -32,15 +32,7 @@ if TYPE_CHECKING:
 
     from ..repl.sandbox import Report
 
-_BOOTSTRAP = """\
-import importlib.util as u, sys
-at = sys.argv[1]
-s = u.spec_from_file_location("_asyncrlm_worker", at + "/__init__.py", submodule_search_locations=[at])
-sys.modules[s.name] = m = u.module_from_spec(s)
-s.loader.exec_module(m)
-from _asyncrlm_worker import portable
-portable.main(sys.argv[2])
-"""
+_BOOTSTRAP = WORKER_IMPORT + "from _asyncrlm_worker import portable\nportable.main(sys.argv[2])\n"
 _ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
 
 

@@ -33,10 +33,11 @@ class LMRequest(Struct, frozen=True, kw_only=True):
 
     def input_bytes(self) -> int:
         """UTF-8 bytes of all messages: what input tokens are estimated from before the call."""
-        return sum(_size(m.content) + _size(m.role) + 16 for m in self.messages)
+        return sum(text_size(m.content) + text_size(m.role) + 16 for m in self.messages)
 
 
-def _size(text: str) -> int:
+def text_size(text: str) -> int:
+    """Bytes of `text` in UTF-8, lone surrogates included."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from ..errors import LMError
 from ..money import likely_tokens
+from .base import text_size
 from .retrying import OnWait, may_pass, retried
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ class Sending:
         self._charge(reply.charged_before)
         guess = None
         if reply.usage.output_tokens is None and self._ledger.mode == "soft":  # a function of the caller's, for one
-            guess = likely_tokens(len(reply.text.encode("utf-8", "surrogatepass")))
+            guess = likely_tokens(text_size(reply.text))
         reservation.settle(reply.usage, cost=reply.usage.cost, output_guess=guess)
         self._pacer.answered(permit, reply)
         return reply

@@ -14,6 +14,7 @@ from msgspec import Struct
 from ..errors import ConfigurationError
 from ..ledger import Price
 from . import catalog
+from .base import text_size
 from .endpoints import checked_query
 from .http_pool import DEFAULT_TIMEOUT
 from .retrying import DEFAULT_ATTEMPTS
@@ -80,7 +81,7 @@ class ClientSpec(Struct, frozen=True, kw_only=True, eq=False):
     def argument_bytes(self, own: Mapping[str, Any]) -> int:
         """What sampling arguments add to the input at most, a request's `own` ones included: the model reads tools and
         schemas, too."""
-        return sum(len(repr(dict(given)).encode("utf-8", "surrogatepass")) for given in (self.asked_with, own) if given)
+        return sum(text_size(repr(dict(given))) for given in (self.asked_with, own) if given)
 
     def __repr__(self) -> str:
         return f"<ClientSpec {self.backend}: {self.model}>"
