@@ -30,7 +30,8 @@ _YIELD_EVERY = 16
 class LocalSandbox(Sandbox):
     """A worker on this machine. Four descriptors; see `Sandbox` for what each method promises.
 
-    The channel reads as ended only after the warden has ended everything the worker started and its folder is gone.
+    The channel reads as ended after everything the worker started has been ended, unless a cell ends it; once `aclose`
+    returns all of it is gone, whoever ended the channel.
     """
 
     passes_files: ClassVar[bool] = True
