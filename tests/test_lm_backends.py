@@ -17,7 +17,7 @@ from asyncrlm.errors import ConfigurationError, LMError
 from asyncrlm.lm.base import LMClient, LMReply, LMRequest, LMUsage, Message
 from asyncrlm.lm.clients import client_spec
 from asyncrlm.lm.pacing import reply_text
-from asyncrlm.testing import FakeReply
+from asyncrlm.testing import FakeReply, FakeRequest
 
 pytestmark = pytest.mark.anyio
 
@@ -253,9 +253,13 @@ async def test_a_cap_on_output_tokens_is_sent_and_lowered(
 @each
 @both_ways
 async def test_a_reply_that_is_too_late_is_a_timeout(backend: Backend, way: str) -> None:
-    async with backend.serving(FakeReply("late", latency=60), "in time", timeout=0.2) as (server, client):
+    def reply(request: FakeRequest) -> FakeReply:
+        return FakeReply("late", latency=60) if request.text == "late" else FakeReply("in time")
+
+    # Long enough for the request to be there on a busy machine: only then may it have cost something.
+    async with backend.serving(reply, timeout=1.0) as (server, client):
         with anyio.fail_after(10), pytest.raises(LMError, match="in time") as caught:
-            await whole(client, ask(), way)
+            await whole(client, ask("late"), way)
         assert (caught.value.kind, caught.value.retryable, caught.value.charged) == ("timeout", True, True)
         assert (await whole(client, ask(sampling_args={"timeout": 10}), way)).text == "in time"
         with anyio.fail_after(10):
