@@ -183,7 +183,7 @@ async def many_completions(engine: Engine, p: Params, server: Server) -> Figures
     turns = [engine.cell(f"rs = {batch}\n{PRINT_ID}"), engine.submit(f'{ID} + "|" + ",".join(rs)')]
     wanted = [f"{i}|" + ",".join(f"ECHO:{i}.{k}" for k in range(width)) for i in range(n)]
     scripts = {"root": {"turns": turns}}
-    async with engine.open(server.url, Options()) as complete:
+    async with engine.open(server.url, Options(at_once=n)) as complete:
         await warm_up(engine, complete, server)
         latency = dict.fromkeys(("root", "child", "sub"), p["latency"])
         server.configure(latency=latency, scripts=scripts, expect_output=True)
@@ -298,7 +298,7 @@ async def many_runs(engine: Engine, p: Params, server: Server) -> Figures:
             return messages[-1]["content"].partition(";")[0]
         return last if any("#T=0;" in message["content"] for message in messages) else first
 
-    async with engine.open(server.url, Options(model=model)) as complete:
+    async with engine.open(server.url, Options(model=model, at_once=n)) as complete:
         await attempt(complete, named("warm"), "warm")
         settle()
         start = time.perf_counter()

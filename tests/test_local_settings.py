@@ -54,6 +54,9 @@ def test_later_environments_are_named_as_such(name: str) -> None:
         ({"read_paths": ["/nowhere/at/all"]}, "read_paths: '/nowhere/at/all' does not exist"),
         ({"workdir": "/nowhere/at/all"}, "workdir='/nowhere/at/all' is not a folder"),
         ({"workdir": __file__}, "is not a folder"),
+        ({"pool_size": -1}, "pool_size=-1: use a whole number"),
+        ({"pool_size": True}, "pool_size=True"),
+        ({"pool_size": "many"}, "pool_size=.many."),
     ],
 )
 def test_what_can_not_be_is_refused_and_says_why(kwargs: dict[str, Any], message: str) -> None:

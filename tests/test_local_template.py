@@ -57,14 +57,14 @@ async def test_workers_kept_ahead_are_used_and_replaced(no_leaks: None) -> None:
     async with PlainScope(long_lived=True) as scope, client(scope) as c:
         [spares] = scope.template._spares.values()
         assert spares
-        while len(spares) < SPARES:  # a few more with each that is taken, and with each that ends
+        while len(spares) < SPARES:  # a few more with each that ends
             async with client(scope):
                 pass
         first, second = spares[0], spares[1]
         async with client(scope) as taken:
             assert taken.sandbox is first
             assert await taken.value("print(1)") == 1
-            assert len(spares) == SPARES
+        assert len(spares) == SPARES
         await until(lambda: second.is_fresh() and second._pidfd >= 0)
         second.kill()
         await until(lambda: not second.is_fresh())
@@ -74,6 +74,50 @@ async def test_workers_kept_ahead_are_used_and_replaced(no_leaks: None) -> None:
         async with client(scope, settings=Settings(max_output=10)) as other:
             assert other.sandbox not in spares
         assert await c.value("print(3)") == 3
+
+
+async def test_a_pool_is_there_before_its_first_run(no_leaks: None) -> None:
+    size, got = 20, set[Any]()
+
+    async def run(scope: PlainScope) -> None:
+        async with client(scope, LocalEnvironment(pool_size=size)) as c:
+            got.add(c.sandbox)
+            assert await c.value("print(1)") == 1
+            await all_in.wait()
+
+    all_in = anyio.Event()
+    async with PlainScope(long_lived=True) as scope:
+        async with anyio.create_task_group() as group:
+            for _ in range(size):
+                group.start_soon(run, scope)
+            await until(lambda: len(got) == size)
+            # Together they have waited for one pool, and taken all of it.
+            assert len(scope.template._sandboxes) == size
+            assert sum(map(len, scope.template._spares.values())) == 0
+            all_in.set()
+        async with client(scope, LocalEnvironment(pool_size=size)) as c:
+            assert c.sandbox not in got
+        spares = [sandbox for spares in scope.template._spares.values() for sandbox in spares]
+        assert spares
+        assert not got & set(spares)
+
+
+async def test_without_a_pool_no_worker_is_kept_ahead(no_leaks: None) -> None:
+    async with PlainScope(long_lived=True) as scope, client(scope, LocalEnvironment(pool_size=0)) as c:
+        assert await c.value("print(1)") == 1
+        assert list(scope.template._sandboxes) == [c.sandbox]
+
+
+async def test_a_pool_whose_start_is_cancelled_is_of_use_and_leaves_nothing(no_leaks: None) -> None:
+    async with PlainScope(long_lived=True) as scope:
+        async with client(scope):
+            pass  # the template is there
+        for i in range(10):
+            with anyio.move_on_after(i * 2e-3):
+                async with client(scope, LocalEnvironment(pool_size=8 + i, settings=Settings(max_output=100 + i))):
+                    pass
+        async with client(scope, LocalEnvironment(pool_size=8, settings=Settings(max_output=100))) as c:
+            assert await c.value("print(1)") == 1
 
 
 async def test_sandboxes_left_open_are_closed_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,6 @@ class AsyncRLMEngine(Engine):
             given["max_concurrent_subcalls"] = options.max_concurrent_subcalls
         if options.cache is not None:
             given["cache"] = options.cache
-        if options.cell_timeout is not None:
-            given["environment_kwargs"] = {"cell_timeout": options.cell_timeout}
+        asked = {"cell_timeout": options.cell_timeout, "pool_size": options.at_once}
+        given["environment_kwargs"] = {name: value for name, value in asked.items() if value is not None}
         return given

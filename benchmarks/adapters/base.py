@@ -24,6 +24,8 @@ class Options:
     max_concurrent_subcalls: int | None = None
     children: bool = False
     cell_timeout: float | None = None
+    at_once: int | None = None
+    """Completions that will begin together: a service that knows its load has workers ready for them."""
     cache: Path | None = None
     """Where replies are kept."""
     model: Model | None = None

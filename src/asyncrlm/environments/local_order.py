@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from ..repl.sandbox import Report
 
 
+SPARES = 16
+"""Workers kept ahead by a scope that lives long, unless `pool_size` says otherwise; each costs 2.5 MB."""
+
+
 class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a template found in force on this machine; see `repl/worker/template.py`."""
 
@@ -40,11 +44,15 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 class Order:
     """A request with what goes with it on the host's side; made once for all runs with the same settings."""
 
-    def __init__(self, request: Request, report: Report, keep: int) -> None:
+    def __init__(self, request: Request, report: Report, keep: int, pool_size: int | None = None) -> None:
         self.request = request
         self.report = report
         self.keep = keep
         """Bytes of head and of tail that are kept of each output stream."""
+        self.ahead = SPARES if pool_size is None else pool_size
+        """Workers to keep started ahead of need."""
+        self.filled = bool(pool_size)
+        """Whether the first run waits for all of them."""
         self.body = msgspec.json.encode(request)
         self.key = self.body, keep
         """Workers started for orders of the same key are alike."""

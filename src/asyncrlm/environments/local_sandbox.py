@@ -157,6 +157,11 @@ class LocalSandbox(Sandbox):
                 return True
         return False
 
+    async def started(self) -> None:
+        """Wait until a worker started ahead has said something, or has ended; what it said is kept for `receive`."""
+        while self.is_fresh() and not self._ahead:
+            await anyio.wait_readable(self._channel)
+
     # ---- output ----
 
     async def pump(self) -> None:

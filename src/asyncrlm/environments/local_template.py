@@ -17,6 +17,7 @@ import anyio.to_thread
 
 from .. import repl
 from ..errors import SandboxLost
+from .local_order import SPARES
 from .local_output import open_pipes
 from .local_process import STOP_LIMIT, Process
 from .local_sandbox import LocalSandbox
@@ -28,9 +29,8 @@ if TYPE_CHECKING:
     from .local_order import Facts, Order
 
 
-SPARES = 16
-"""Workers kept ahead by a scope that lives long, and running ones up to which they are replaced at once; each costs
-2.5 MB."""
+FEW = 4
+"""Running workers up to which those that end start spare ones: more need the processors themselves."""
 AT_ONCE = 8
 """Workers asked for before others get their turn at the loop; each takes a fraction of a millisecond."""
 PATIENCE = 5.0
@@ -77,6 +77,8 @@ class LocalTemplate:
         self._sending = anyio.Lock()  # anyio lets one task wait for a descriptor, not two
         self._sandboxes: dict[LocalSandbox, Place] = {}  # all that are open, spares included
         self._spares: dict[tuple[bytes, int], deque[LocalSandbox]] = {}
+        self._filling = anyio.Lock()
+        self._filled: set[tuple[bytes, int]] = set()  # whose spares have once been started, all of them
         self._released = anyio.Event()  # replaced whenever a sandbox is closed
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         # Four descriptors a worker, and half of the limit is everybody else's.
@@ -136,14 +138,20 @@ class LocalTemplate:
         Raises:
             SandboxLost: if none can be had.
         """
+        keep = long_lived and order.request.work is None
+        if keep and order.filled and order.key not in self._filled:
+            async with self._filling:
+                if order.key not in self._filled:
+                    await self._fill(order, depth)
+        await self._take_turns()
         sandbox = await self._spare(order.key)
         if sandbox is None:
-            await self._take_turns()
             await self._wait_for_room(depth)
             sandbox = await self._spawn(order, depth)
-        if long_lived and order.request.work is None:
+            if keep:
+                self._refill(order, SPARES)
+        if keep:
             self._sandboxes[sandbox].successors = order
-            self._refill(order)
         return sandbox
 
     async def _take_turns(self) -> None:
@@ -166,14 +174,27 @@ class LocalTemplate:
             await sandbox.aclose()
         return None
 
-    def _refill(self, order: Order) -> None:
-        """Start workers ahead, as far as that needs no wait. In a burst nobody has time for it: then those do it who
-        end when the burst is nearly over."""
+    async def _fill(self, order: Order, depth: int | None) -> None:
+        """Start all the workers that were asked for, once, and wait until they are there: so do the first runs."""
+        started: list[LocalSandbox] = []
+        try:
+            while len(started) < order.ahead and len(self._sandboxes) < self._most // 2:
+                started.append(await self._spawn(order, depth))
+            for sandbox in started:
+                await sandbox.started()
+        finally:
+            # Only now: nobody may wait for a worker's first word while another task reads it.
+            self._spares.setdefault(order.key, deque()).extend(started)
+            self._filled.add(order.key)
+
+    def _refill(self, order: Order, busy: int) -> None:
+        """Start workers ahead, as far as that needs no wait, unless more than `busy` are running. In a burst nobody has
+        time for it: then those do it who end when the burst is nearly over."""
         spares = self._spares.setdefault(order.key, deque())
         running = len(self._sandboxes) - sum(map(len, self._spares.values()))
-        if self._process is None or running > SPARES:
+        if self._process is None or running > busy:
             return
-        for _ in range(min(AT_ONCE, SPARES - len(spares), self._most // 2 - len(self._sandboxes))):
+        for _ in range(min(AT_ONCE, order.ahead - len(spares), self._most // 2 - len(self._sandboxes))):
             try:
                 spares.append(self._spawn_nowait(self._process, order))
             except OSError:
@@ -224,7 +245,7 @@ class LocalTemplate:
         self._released.set()
         self._released = anyio.Event()
         if place.successors is not None:
-            self._refill(place.successors)
+            self._refill(place.successors, FEW)
 
     async def _spawn(self, order: Order, depth: int | None) -> LocalSandbox:
         for _ in range(2):
