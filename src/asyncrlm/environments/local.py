@@ -61,8 +61,8 @@ class LocalEnvironment(Environment, frozen=True, kw_only=True):
     python: str | Path | None = None
     """Another interpreter (3.9 or later), with its own packages. None: this one."""
     pool_size: int | None = None
-    """Workers kept started ahead while the `AsyncRLM` is entered (`async with`), at about 2.5 MB each. A number: the runs
-    that begin at the same time; the first run waits until all are there. None: up to 16, started by and by. 0: none."""
+    """Workers kept started ahead while the `AsyncRLM` is entered (`async with`), at about 2.5 MB each. A number: the
+    runs that begin together; the first waits until all are there. None: up to 16, started by and by. 0: none."""
     _mode: str = "auto"
     _package: Path | None = None
 
