@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import binascii
 import signal
 from collections.abc import Awaitable, Callable
 
@@ -138,7 +139,7 @@ class Link:
         if self._why is not None:
             return self._why
         status = self.exit.status if self.exit else None
-        reason = self.exit.reason if self.exit else ""
+        reason = (self.exit.reason if self.exit else "") or self.sandbox.fate()
         if status is None:
             text = "it ended"
         elif status < 0:
@@ -265,7 +266,13 @@ class Link:
         self.changed.set()
 
     def on_output(self, frame: Output) -> None:
-        raise ProtocolError("the worker sent `output`, which this environment reads elsewhere")
+        try:
+            data = binascii.a2b_base64(frame.data, strict_mode=True)
+        except ValueError as error:
+            raise ProtocolError(f"the worker sent output that is no base64: {error}") from None
+        if frame.omitted < 0:
+            raise ProtocolError("the worker left out less than nothing of its output")
+        self.sandbox.add_output(frame.stream, data, frame.omitted)
 
 
 def check_code(code: str) -> None:
