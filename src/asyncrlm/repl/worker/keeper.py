@@ -2,7 +2,7 @@
 
 A single-threaded loop that runs no model's code. It passes frames both ways untouched and speaks a few of its own:
 
-    host → keeper   interrupt; close; file (a header, then `size` bytes, or `size` characters of base64)
+    host → keeper   interrupt; close; file (see `inward.py`)
     keeper → host   output, before the `done` whose cell wrote it; exited, last of all
 
 What a cell writes is read at once and kept as head and tail, so neither a flood nor a host that is slow stops the loop.
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from . import confine, sandboxed, warden
 from . import main as worker_main
+from .inward import Inward
 from .kept import CHUNK, KeptPipe
 
 if TYPE_CHECKING:
@@ -40,95 +41,12 @@ PIECE = 48 * 1024
 """Bytes of output in one frame; a multiple of 3."""
 FAREWELL = 10.0
 """Seconds for a host that is there to read what is left."""
-_OWN = (b'{"t":"interrupt"', b'{"t":"close"', b'{"t":"file"')
-_LONGEST_OWN = max(map(len, _OWN))
 _DONE = b'{"t":"done"'
 _PRINTABLE = bytes(b if b == 10 or 32 <= b < 127 else 63 for b in range(256))
 
 
 class Gone(Exception):
     """The host hung up."""
-
-
-class FromHost:
-    """What comes on standard input: the worker's frames, ours, and files."""
-
-    def __init__(self, keeper: Keeper, binary: bool) -> None:
-        self._keeper = keeper
-        self._binary = binary
-        self._begun = b""  # of a line that may be ours
-        self._inside = False  # of a frame for the worker
-        self._left = 0  # of a file's piece
-        self._quad = b""  # of its base64, what did not make up three bytes yet
-        self._file = -1
-        self._more = False
-
-    def feed(self, data: bytes) -> None:
-        data = self._begun + data
-        self._begun = b""
-        at, end = 0, len(data)
-        passed = 0  # what lies between here and `at` is the worker's
-        while at < end:
-            if self._inside:
-                newline = data.find(b"\n", at)
-                self._inside = newline < 0
-                at = newline + 1 or end
-                continue
-            if self._left:
-                size = min(self._left, end - at)
-                self._write(data[at : at + size])
-                passed = at = at + size
-                continue
-            if data.startswith(_OWN, at):
-                self._keeper.to_worker(data[passed:at])
-                newline = data.find(b"\n", at)
-                if newline < 0:
-                    passed = at
-                    break
-                self._take(json.loads(data[at:newline]))
-                passed = at = newline + 1
-            elif end - at < _LONGEST_OWN and any(own.startswith(data[at:]) for own in _OWN):
-                break
-            else:
-                self._inside = True
-        self._keeper.to_worker(data[passed:at])
-        self._begun = data[at:]
-
-    def _take(self, frame: dict[str, Any]) -> None:
-        kind = frame["t"]
-        if kind == "interrupt":
-            self._keeper.interrupt()
-        elif kind == "close":
-            self._keeper.stop("")
-        else:
-            if self._file < 0:
-                path = os.path.join(self._keeper.files, frame["name"])
-                try:
-                    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-                    self._file = os.open(path, flags, 0o600)
-                except OSError as error:
-                    self._keeper.stop(f"{frame['name']} could not be written: {error.strerror}")
-            self._left, self._more, self._quad = frame["size"], frame.get("more", False), b""
-            self._end_piece()
-
-    def _write(self, data: bytes) -> None:
-        self._left -= len(data)
-        if not self._binary:
-            data = self._quad + data
-            whole = len(data) // 4 * 4
-            data, self._quad = binascii.a2b_base64(data[:whole]), data[whole:]
-        try:
-            view = memoryview(data)
-            while view and self._file >= 0:
-                view = view[os.write(self._file, view) :]
-        except OSError as error:
-            self._keeper.stop(f"a file could not be written: {error.strerror}")
-        self._end_piece()
-
-    def _end_piece(self) -> None:
-        if not self._left and not self._more and self._file >= 0:
-            os.close(self._file)
-            self._file = -1
 
 
 class Keeper:
@@ -140,7 +58,7 @@ class Keeper:
         self.pad = b"" if options["binary"] else b" " * options["padding"]
         lodging = sandboxed.Lodging(options)
         self.mode, self.files = lodging.mode, lodging.files
-        self.host = FromHost(self, options["binary"])
+        self.host = Inward(self, options["binary"])
         self.to_host = bytearray()
         self.inbox = bytearray()
         self.begun = b""  # of a line of the worker's that may be `done`
