@@ -1,7 +1,7 @@
 """What a keeper reads: frames for its worker, frames for itself, and files.
 
-Its own are told by how a line begins. After the line of a `file` come `size` bytes of it, or `size` characters of base64
-where the stream is text; `more` says that another such frame goes on with the same file.
+Its own are told by how a line begins. After the line of a `file` come `size` bytes of it, or `size` characters of
+base64 where the stream is text; `more` says that another such frame goes on with the same file.
 """
 
 from __future__ import annotations
