@@ -18,16 +18,13 @@ import msgspec
 from ..errors import ConfigurationError, RLMError, SandboxLost
 from ..repl.sandbox import Environment, Report, Scope
 from ..repl.scope import threads_of
-from .local import check_settings
-from .remote_boot import BOOT, Options
+from .local import check_settings, limits_of
+from .remote_boot import Options, command
 from .remote_sandbox import DESTROY_GRACE, RemoteSandbox
-from .units import parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from types import ModuleType
-
-_DESCRIPTORS = 1024
 
 
 class Machine(ABC):
@@ -45,6 +42,10 @@ class Machine(ABC):
     """Spaces the keeper sends after each line, for a stream that holds back the last few bytes of a chunk."""
     scratch: str = "/tmp"  # noqa: S108 - of the sandbox
     """A folder of the sandbox that the keeper may write to."""
+
+    def new_folder(self) -> str:
+        """A path for the folder of one keeper, which makes it."""
+        return f"{self.scratch.rstrip('/')}/asyncrlm-{secrets.token_hex(8)}"
 
     @abstractmethod
     async def create(self) -> None:
@@ -147,7 +148,7 @@ class RemoteEnvironment(Environment, frozen=True, kw_only=True):
         try:
             with anyio.move_on_after(self.start_timeout) as limit:
                 await machine.create()
-                await machine.start(self.command())
+                await machine.start(command(self.python))
             if limit.cancelled_caught:
                 raise SandboxLost(f"the {self.name} sandbox was not there within {self.start_timeout:g} s")
         except BaseException as error:
@@ -157,10 +158,6 @@ class RemoteEnvironment(Environment, frozen=True, kw_only=True):
             raise SandboxLost(f"the {self.name} sandbox could not be had: {describe(error)}") from error
         return self.sandbox(machine, scope)
 
-    def command(self) -> list[str]:
-        """What runs in the sandbox."""
-        return [self.python, "-I", "-u", "-c", BOOT]
-
     def sandbox(self, machine: Machine, scope: Scope) -> RemoteSandbox:
         """The sandbox on a machine that was started; it boots when it is first used."""
         return RemoteSandbox(machine, self.options(machine), self.report(), threads=threads_of(scope))
@@ -168,24 +165,19 @@ class RemoteEnvironment(Environment, frozen=True, kw_only=True):
     def options(self, machine: Machine) -> Options:
         """What the keeper is told."""
         settings, allowed = self.settings, self.confinement()
-        limits = {"CORE": 0, "NOFILE": _DESCRIPTORS}
-        for resource, name in (("DATA", "memory_limit"), ("FSIZE", "max_file_size")):
-            if (size := parse_bytes(name, getattr(settings, name))) is not None:
-                limits[resource] = size
         return Options(
-            folder=f"{machine.scratch.rstrip('/')}/asyncrlm-{secrets.token_hex(8)}",
+            folder=machine.new_folder(),
             work=self.workdir,
             confine=self.isolation != "none",
             network=allowed.network,
             read=list(allowed.read),
             write=list(allowed.write),
-            limits=limits,
+            limits=limits_of(settings),
             env=dict(self.env),
             inherit=allowed.inherit,
             keep=max(1, settings.max_output // 2),
             binary=machine.binary,
             padding=machine.padding,
-            packages=[],
         )
 
 

@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import msgspec
+from msgspec import field
 
 from .. import repl
 
@@ -31,6 +32,12 @@ m=marshal.loads(zlib.decompress(binascii.a2b_base64(z)))
 exec(m["boot"],{"bundle":m,"begun":d})
 """
 """The program of the interpreter: it reads a line, the bundle, and runs what that holds."""
+
+
+def command(python: str) -> list[str]:
+    """What runs in a sandbox."""
+    return [python, "-I", "-u", "-c", BOOT]
+
 
 _LOADER = f"""\
 import sys
@@ -78,17 +85,18 @@ class Options(msgspec.Struct, kw_only=True):
 
     folder: str
     work: str | None
+    mode: str = "auto"
     confine: bool
-    network: bool
-    read: list[str]
-    write: list[str]
+    network: bool = False
+    read: list[str] = field(default_factory=list[str])
+    write: list[str] = field(default_factory=list[str])
     limits: dict[str, int]
-    env: dict[str, str]
-    inherit: bool
+    env: dict[str, str] = field(default_factory=dict[str, str])
+    inherit: bool = False
     keep: int
-    binary: bool
-    padding: int
-    packages: list[str]
+    binary: bool = True
+    padding: int = 0
+    packages: list[str] = field(default_factory=list[str])
 
     def line(self) -> bytes:
         """ASCII JSON, as all lines of the stream are."""

@@ -55,6 +55,10 @@ class RemoteSandbox(Sandbox):
         self._lost = ""
         self._closing: anyio.Event | None = None  # set once `aclose`, by whoever called it first, is through
 
+    @property
+    def closed(self) -> bool:
+        return self._closing is not None and self._closing.is_set()
+
     # ---- the stream ----
 
     async def boot(self) -> None:

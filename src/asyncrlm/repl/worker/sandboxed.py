@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
         folder: str  # of this keeper; made by it, gone with it
         work: str | None  # where cells run; None: a folder inside `folder`
+        mode: str  # "auto", or the one wanted: see `choose_mode`
         confine: bool
         network: bool  # sockets may be made, where `confine`
         read: list[str]
@@ -36,8 +37,10 @@ _NAMES = ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/gai.conf
 """What looking up a host name reads."""
 
 
-def choose_mode() -> str:
+def choose_mode(wanted: str) -> str:
     """How this process will end what it started: see `warden.sweep`; "group" where there is no /proc."""
+    if wanted != "auto":
+        return wanted
     if os.getpid() == 1:
         return "pidns"
     if confine.LANDLOCK_ABI >= 6:
@@ -58,7 +61,7 @@ class Lodging:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.mode = choose_mode()
+        self.mode = choose_mode(options["mode"])
         folder = options["folder"]
         self.files = os.path.join(folder, "files")
         self.work = options["work"] or os.path.join(folder, "work")
