@@ -91,6 +91,7 @@ class LocalMachine(Machine):
             except ConnectionResetError:
                 data = b""
             if not data:
+                await self._wait()  # for `fate`
                 raise anyio.EndOfStream
             return data
 
@@ -105,14 +106,18 @@ class LocalMachine(Machine):
             anyio.notify_closing(near)
             await anyio.lowlevel.checkpoint()
             near.close()
-        if self.process is not None and self.process.poll() is None:
+        if self.process is not None:
             try:
-                with anyio.move_on_after(STOP_GRACE):
-                    await anyio.to_thread.run_sync(self.process.wait, abandon_on_cancel=True, limiter=self._threads)
+                await self._wait()
             finally:
                 if self.process.poll() is None:
                     self.process.kill()
                     self.process.wait()
+
+    async def _wait(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            with anyio.move_on_after(STOP_GRACE):
+                await anyio.to_thread.run_sync(self.process.wait, abandon_on_cancel=True, limiter=self._threads)
 
     def fate(self) -> str:
         status = self.process.poll() if self.process is not None else None

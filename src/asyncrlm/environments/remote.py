@@ -90,7 +90,7 @@ class Machine(ABC):
         """At any stage, and twice is fine: whatever was created is gone afterwards. The caller shields it."""
 
     def fate(self) -> str:
-        """Why the sandbox ended, if the vendor says; "" if not."""
+        """Why the sandbox ended, if the vendor says; "" if not. Asked after `receive`, which may wait for it, ended."""
         return ""
 
 

@@ -310,7 +310,7 @@ class Channel:
             raise ProtocolError(self._garbage or "the worker sent what is no frame after its end") from None
         if isinstance(frame, Exited):
             self._exit = Exit(status=frame.status, reason=frame.reason[:1000])
-        elif self._garbage is not None:
+        elif self._garbage is not None and not isinstance(frame, Output):  # which a keeper sends before `exited`
             raise ProtocolError(self._garbage)
         elif isinstance(frame, Call):
             self._on_call(frame, len(line) + 1)
