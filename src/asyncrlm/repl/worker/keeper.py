@@ -16,7 +16,6 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -344,5 +343,7 @@ def main(begun: bytes) -> NoReturn:
         farewell(out, bytearray(b"\n" + json.dumps(frame).encode("ascii") + b"\n" + b" " * 8))
     finally:
         if folder:
+            import shutil  # noqa: PLC0415 - it comes up sooner without it
+
             shutil.rmtree(folder, ignore_errors=True)
         os._exit(0)

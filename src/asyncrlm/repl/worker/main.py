@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import platform
 import signal
 import sys
 from typing import Any, NoReturn
@@ -45,7 +44,7 @@ class Worker:
             self.namespace.reserve(name, function)
         self.namespace.reserve("SHOW_VARS", self.namespace.show_vars)
         self.namespace.reserve("SHOW_LIMITS", self.surface.limits)
-        self.python = platform.python_version()
+        self.python = sys.version.split()[0]
         # The others start processes that can't reach `__main__`.
         when_imported("multiprocessing", lambda module: module.set_start_method("fork", force=True))
 
