@@ -241,6 +241,13 @@ async def test_what_is_in_force_is_reported() -> None:
                 assert "PermissionError" in (result.error or "") + result.stderr
 
 
+async def test_strict_wants_every_row_held() -> None:
+    with anyio.fail_after(20), pytest.raises(ConfigurationError, match=r"strict.*fork_bomb, disk"):
+        async with repl(remote(isolation="strict")) as r:
+            await r.execute("1")
+    assert Plain.made[0].destroyed == 1
+
+
 def test_a_missing_sdk_says_how_to_install_it() -> None:
     with pytest.raises(ConfigurationError, match=r"pip install 'asyncrlm\[nowhere\]'"):
         imported("no_such_sdk", "nowhere")

@@ -11,12 +11,13 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
+from ..errors import ConfigurationError
 from ..repl.sandbox import Printed, Report, Sandbox
 from ..repl.worker.kept import Kept
 from .remote_boot import bundle
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from .remote import Machine
     from .remote_boot import Options
@@ -32,11 +33,21 @@ _CLOSE = b'{"t":"close"}\n'
 class RemoteSandbox(Sandbox):
     """A worker that is reached through a `Machine`; see `Sandbox` for what each method promises."""
 
-    def __init__(self, machine: Machine, options: Options, report: Report, *, threads: anyio.CapacityLimiter) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        options: Options,
+        report: Report,
+        *,
+        threads: anyio.CapacityLimiter,
+        required: Sequence[str] = (),
+    ) -> None:
+        """`required`: rows of the report that something must hold."""
         self.report = report
         self.machine = machine
         self._options = options
         self._threads = threads
+        self._required = required
         self._outputs = Kept(options.keep), Kept(options.keep)
         self._sending = anyio.Lock(fast_acquire=True)
         self._booted = anyio.Event()
@@ -197,6 +208,12 @@ class RemoteSandbox(Sandbox):
     def kill(self) -> None:
         self._killing = True
         self._orders.set()
+
+    def check_report(self, report: Report) -> None:
+        if failing := [row for row in self._required if not report.isolation.get(row)]:
+            raise ConfigurationError(
+                f'isolation="strict" does not hold in this sandbox for {", ".join(failing)}; use isolation="auto"'
+            )
 
     def fate(self) -> str:
         return self.machine.fate() or self._lost
