@@ -14,7 +14,7 @@ from asyncrlm.repl.sandbox import Settings
 from asyncrlm.repl.scope import threads_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from asyncrlm.environments.remote import Machine
     from asyncrlm.repl.sandbox import Scope
@@ -110,6 +110,15 @@ class Lease(Plain):
     async def run(self) -> None:
         await self.stage.wait()
         raise RuntimeError("no credit left")
+
+
+class Quick(Plain):
+    """It has a way of its own to write files."""
+
+    async def put_file(self, path: str, chunks: Iterable[bytes]) -> bool:
+        self.stage.set()
+        await anyio.Path(path).write_bytes(b"".join(chunks))
+        return True
 
 
 class MachineEnvironment(RemoteEnvironment, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import pytest
 
 from asyncrlm import AsyncRLM, ConfigurationError, SandboxLost
 from asyncrlm.environments.remote import asyncio_only, imported
+from asyncrlm.environments.remote_boot import command
+from asyncrlm.repl.scope import ResourceScope
 
 from .helpers import cell, scripted, submit
 from .local_support import DAEMONS, marked, until
-from .remote_support import Dropping, Lease, Plain, Slow, SlowStart, Text, echo, remote, repl
+from .remote_support import Dropping, Lease, Plain, Quick, Slow, SlowStart, Text, echo, remote, repl
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("no_leaks")]
 KINDS = pytest.mark.parametrize("kind", [Plain, Text])
@@ -158,6 +161,27 @@ async def test_cancelled_in_a_cell_it_is_destroyed(tmp_path: Path) -> None:
             await r.execute("llm_query('x')")
     assert Plain.made[0].destroyed == 1
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_machine_with_a_quicker_way_for_files(tmp_path: Path) -> None:
+    with anyio.fail_after(20):
+        async with repl(remote(Quick, scratch=str(tmp_path)), context="é" * 1_000_000) as r:
+            assert (await r.execute("print(len(context))")).stdout == "1000000\n"
+    assert Plain.made[0].stage.is_set()
+
+
+async def test_a_sandbox_can_be_booted_ahead_of_its_use() -> None:
+    async with ResourceScope() as scope:
+        environment = remote()
+        machine = environment.machine(scope)
+        await machine.start(command(sys.executable))
+        sandbox = environment.sandbox(machine, scope)
+        with anyio.fail_after(10):
+            await sandbox.boot()
+            assert b"ready" in await sandbox.receive()
+        await sandbox.aclose()
+        await sandbox.aclose()
+        assert sandbox.closed
 
 
 async def test_a_sandbox_that_takes_too_long_is_lost() -> None:
