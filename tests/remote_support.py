@@ -6,10 +6,11 @@ import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import anyio
+import msgspec
 
 from asyncrlm import Repl
 from asyncrlm.environments.local_machine import LocalMachine
-from asyncrlm.environments.remote import RemoteEnvironment
+from asyncrlm.environments.remote import Confinement, RemoteEnvironment
 from asyncrlm.repl.sandbox import Settings
 from asyncrlm.repl.scope import threads_of
 
@@ -126,14 +127,22 @@ class MachineEnvironment(RemoteEnvironment, frozen=True, kw_only=True):
     python: str = sys.executable
     kind: type[Plain] = Plain
     scratch: str = "/tmp"
+    network: bool = False
+
+    def confinement(self) -> Confinement:
+        return msgspec.structs.replace(super().confinement(), network=self.network)
 
     def machine(self, scope: Scope) -> Machine:
         return self.kind(self.scratch, threads=threads_of(scope))
 
 
-def remote(kind: type[Plain] = Plain, *, scratch: str = "/tmp", isolation: Any = "auto", **settings: Any) -> Any:
+def remote(
+    kind: type[Plain] = Plain, *, scratch: str = "/tmp", isolation: Any = "auto", network: bool = False, **settings: Any
+) -> Any:
     del Plain.made[:]
-    return MachineEnvironment(kind=kind, scratch=scratch, isolation=isolation, settings=Settings(**settings))
+    return MachineEnvironment(
+        kind=kind, scratch=scratch, isolation=isolation, network=network, settings=Settings(**settings)
+    )
 
 
 async def echo(messages: list[dict[str, str]]) -> str:
