@@ -105,6 +105,27 @@ class Dropping(Plain):
         return "the vendor took it away"
 
 
+class Refused(Plain):
+    """The vendor makes none, and what there is of one stays."""
+
+    async def create(self) -> None:
+        raise RuntimeError("quota exceeded")
+
+    async def destroy(self) -> None:
+        await super().destroy()
+        raise ExceptionGroup("several", [OSError("no way"), ValueError()])
+
+
+class Endless(Plain):
+    """Its stream does not end when the keeper does."""
+
+    async def receive(self) -> bytes:
+        try:
+            return await super().receive()
+        except anyio.EndOfStream:
+            return await anyio.sleep_forever()
+
+
 class Lease(Plain):
     """Its lease can't be renewed."""
 

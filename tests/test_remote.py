@@ -17,7 +17,7 @@ from asyncrlm.repl.scope import ResourceScope
 
 from .helpers import cell, scripted, submit
 from .local_support import DAEMONS, marked, until
-from .remote_support import Dropping, Lease, Plain, Quick, Slow, SlowStart, Text, echo, remote, repl
+from .remote_support import Dropping, Endless, Lease, Plain, Quick, Refused, Slow, SlowStart, Text, echo, remote, repl
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("no_leaks")]
 KINDS = pytest.mark.parametrize("kind", [Plain, Text])
@@ -122,6 +122,14 @@ async def test_a_stream_that_drops_in_mid_cell_says_what_the_vendor_says() -> No
             assert "the vendor took it away" in (result.error or "") + result.stderr
 
 
+async def test_a_stream_that_never_ends() -> None:
+    with anyio.fail_after(20):
+        async with repl(remote(Endless)) as r:
+            result = await r.execute("import os\nos._exit(3)")
+            assert "exited with code 3" in (result.error or "") + result.stderr
+            assert (await r.execute("print(1)")).stdout == "1\n"
+
+
 async def test_a_lease_that_can_not_be_renewed_ends_the_sandbox() -> None:
     async def starve(messages: list[dict[str, str]]) -> str:
         Plain.made[0].stage.set()
@@ -191,6 +199,15 @@ async def test_a_sandbox_that_takes_too_long_is_lost() -> None:
         async with repl(replace(remote(Slow), start_timeout=0.05)) as r:
             await r.execute("1")
     assert Plain.made[0].destroyed == 1
+
+
+async def test_a_sandbox_that_is_refused_says_why() -> None:
+    with anyio.fail_after(20), pytest.raises(SandboxLost, match=r"here sandbox could not be had: .*quota") as caught:
+        async with repl(remote(Refused)) as r:
+            await r.execute("1")
+    cause = caught.value.__cause__
+    assert cause is not None
+    assert cause.__notes__ == ["and what was there of the sandbox could not be destroyed: OSError: no way; ValueError"]
 
 
 async def test_an_interpreter_that_is_not_there() -> None:
