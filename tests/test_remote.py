@@ -13,6 +13,7 @@ import pytest
 from asyncrlm import AsyncRLM, ConfigurationError, SandboxLost
 from asyncrlm.environments.remote import asyncio_only, imported
 from asyncrlm.environments.remote_boot import command
+from asyncrlm.environments.remote_sandbox import KILL_GRACE
 from asyncrlm.repl.scope import ResourceScope
 
 from .helpers import cell, scripted, submit
@@ -122,8 +123,8 @@ async def test_a_stream_that_drops_in_mid_cell_says_what_the_vendor_says() -> No
             assert "the vendor took it away" in (result.error or "") + result.stderr
 
 
-async def test_a_stream_that_never_ends() -> None:
-    with anyio.fail_after(20):
+async def test_a_stream_that_never_ends_holds_nobody_up() -> None:
+    with anyio.fail_after(KILL_GRACE):
         async with repl(remote(Endless)) as r:
             result = await r.execute("import os\nos._exit(3)")
             assert "exited with code 3" in (result.error or "") + result.stderr

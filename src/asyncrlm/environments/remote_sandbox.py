@@ -27,6 +27,7 @@ DESTROY_GRACE = 10.0
 KILL_GRACE = 3.0
 """Seconds the keeper has to end the worker and say so; then the stream is cut."""
 _INTERRUPT = b'{"t":"interrupt"}\n'
+_EXITED = b'{"t":"exited"'
 _CLOSE = b'{"t":"close"}\n'
 
 
@@ -62,6 +63,7 @@ class RemoteSandbox(Sandbox):
         self._receiving: anyio.CancelScope | None = None
         self._cut = False
         """Nothing more is received."""
+        self._last_words = b""
         self._ended = anyio.Event()
         self._lost = ""
         self._closing: anyio.Event | None = None  # set once `aclose`, by whoever called it first, is through
@@ -114,13 +116,22 @@ class RemoteSandbox(Sandbox):
         if not self._cut:
             with anyio.CancelScope() as self._receiving:
                 try:
-                    return await self.machine.receive()
+                    data = await self.machine.receive()
+                    if self._killing:
+                        self._look_for_end(data)
+                    return data
                 except (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
                     self._cut = True
             self._receiving = None
         self._ended.set()
         await anyio.lowlevel.checkpoint()
         raise anyio.EndOfStream
+
+    def _look_for_end(self, data: bytes) -> None:
+        """Some streams go on after the keeper's last frame, which nobody reads any more of a worker that was killed."""
+        self._last_words = (self._last_words + data)[-4096:]
+        _, exited, rest = self._last_words.partition(_EXITED)
+        self._cut = bool(exited) and b"\n" in rest
 
     def _hang_up(self) -> None:
         self._cut = True
