@@ -107,7 +107,7 @@ class LocalEnvironment(Environment, frozen=True, kw_only=True):
         )
 
     async def _open_portable(self, scope: Scope) -> Sandbox:
-        from .local_portable import LocalPortable, python_version, rows  # noqa: PLC0415 - it needs what only POSIX has
+        from .local_portable import LocalPortable, rows  # noqa: PLC0415 - it needs what only POSIX has
 
         report_rows = rows(ROWS, confine=self.isolation != "none")
         if self.isolation == "strict":
@@ -116,17 +116,11 @@ class LocalEnvironment(Environment, frozen=True, kw_only=True):
         python = os.fspath(self.python) if self.python is not None else sys.executable
         packages = _host_packages() if self.python is None else []
         shared = await scope.shared(
-            ("local", python, "portable", self._package),
-            lambda: LocalPortable(python, packages, self._package, threads=threads_of(scope)),
+            ("local", python, "portable"), lambda: LocalPortable(python, packages, threads=threads_of(scope))
         )
-        limits = {"CORE": 0, "NOFILE": _WORKER_DESCRIPTORS}
-        settings = self.settings
-        for name, value in (("DATA", settings.memory_limit), ("FSIZE", settings.max_file_size)):
-            if (size := parse_bytes(name, value)) is not None:
-                limits[name] = size
-        report = Report(environment=self.name, python=python_version(python), isolation=report_rows)
+        report = Report(environment=self.name, isolation=report_rows)
         work = None if self.workdir is None else str(self.workdir)
-        return await shared.worker(report, limits, work, max(1, settings.max_output // 2))
+        return await shared.worker(report, limits_of(self.settings), work, max(1, self.settings.max_output // 2))
 
     def _order(self, facts: Facts) -> Order:
         """What every worker with these settings is asked for with."""
@@ -140,12 +134,8 @@ class LocalEnvironment(Environment, frozen=True, kw_only=True):
 
     def _request(self, facts: Facts, report: Report) -> Request:
         settings, confine = self.settings, self.isolation != "none"
-        limits = {"CORE": 0, "NOFILE": _WORKER_DESCRIPTORS}
-        if (memory := parse_bytes("memory_limit", settings.memory_limit)) is not None:
-            limits["DATA"] = memory
-        file_size = parse_bytes("max_file_size", settings.max_file_size)
-        if file_size is not None:
-            limits["FSIZE"] = file_size
+        limits = limits_of(settings)
+        file_size = limits.get("FSIZE")
         pid_max = None
         if settings.max_processes is not None:
             if facts.userns:
@@ -208,6 +198,15 @@ def check_pool_size(size: object) -> None:
 def _host_packages() -> list[str]:
     """Folders of installed packages on this interpreter's path: never the script's folder or an editable install's."""
     return [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+
+
+def limits_of(settings: Settings) -> dict[str, int]:
+    """The resource limits of one process, by their names without RLIMIT_."""
+    limits = {"CORE": 0, "NOFILE": _WORKER_DESCRIPTORS}
+    for resource, name in (("DATA", "memory_limit"), ("FSIZE", "max_file_size")):
+        if (size := parse_bytes(name, getattr(settings, name))) is not None:
+            limits[resource] = size
+    return limits
 
 
 def check_settings(settings: Settings) -> None:

@@ -5,59 +5,29 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import struct
-import termios
 
 import anyio
 import anyio.lowlevel
 
 from ..repl.sandbox import Printed
+from ..repl.worker.kept import CHUNK, KeptPipe
 
-CHUNK = 1 << 18
+__all__ = ["CHUNK", "Output", "open_pipes"]
+
 _PIPE_SIZE = 1 << 16
 
 
-class Output:
-    """One output stream of a worker. Kept: a head and a tail of at most `keep` bytes each; the rest is only counted."""
+class Output(KeptPipe):
+    """One output stream of a worker."""
 
     def __init__(self, fd: int, keep: int) -> None:
-        self.fd = fd
-        self._keep = keep
-        self._head = bytearray()
-        self._tail = bytearray()
-        self._total = 0
+        super().__init__(fd, keep)
         self._widened = False
 
-    def add(self, data: bytes) -> None:
-        self._total += len(data)
-        if (room := self._keep - len(self._head)) > 0:
-            self._head += data[:room]
-            data = data[room:]
-        if data:
-            self._tail += data[-self._keep :]
-            del self._tail[: -self._keep]
-
-    def drain(self) -> None:
-        """Read what the pipe holds now, and no more: a daemon may print for ever."""
-        left = struct.unpack("i", fcntl.ioctl(self.fd, termios.FIONREAD, bytes(4)))[0]
-        while left > 0:
-            try:
-                data = os.read(self.fd, min(left, CHUNK))
-            except BlockingIOError:
-                return
-            if not data:
-                return
-            self.add(data)
-            left -= len(data)
-
-    def take(self) -> Printed:
+    def printed(self) -> Printed:
         """What was written since the last call."""
-        omitted = self._total - len(self._head) - len(self._tail)
-        printed = Printed(head=bytes(self._head), tail=bytes(self._tail), omitted=omitted)
-        self._head.clear()
-        self._tail.clear()
-        self._total = 0
-        return printed
+        head, tail, omitted = self.take()
+        return Printed(head=head, tail=tail, omitted=omitted)
 
     async def last_writer_gone(self) -> None:
         """Read until nobody can write any more."""

@@ -23,7 +23,7 @@ START_LIMIT = 60.0
 STOP_LIMIT = 10.0
 """Seconds to hang up on a template in, and again to see the end of one that was killed."""
 _PREFIX = "asyncrlm-"
-WORKER_IMPORT = """\
+_WORKER_IMPORT = """\
 import importlib.util as u, sys
 at = sys.argv[1]
 s = u.spec_from_file_location("_asyncrlm_worker", at + "/__init__.py", submodule_search_locations=[at])
@@ -31,7 +31,7 @@ sys.modules[s.name] = m = u.module_from_spec(s)
 s.loader.exec_module(m)
 """
 """How a bare interpreter gets the worker's package from its folder, the first argument, without the rest of ours."""
-_BOOTSTRAP = WORKER_IMPORT + "from _asyncrlm_worker import template\ntemplate.main(sys.argv[2])\n"
+_BOOTSTRAP = _WORKER_IMPORT + "from _asyncrlm_worker import template\ntemplate.main(sys.argv[2])\n"
 
 
 class Process:

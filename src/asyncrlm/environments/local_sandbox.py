@@ -174,7 +174,7 @@ class LocalSandbox(Sandbox):
             if not self._closing:
                 output.drain()
         out, err = self._outputs
-        return out.take(), err.take()
+        return out.printed(), err.printed()
 
     # ---- files ----
 

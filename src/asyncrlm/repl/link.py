@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import binascii
 import signal
 from collections.abc import Awaitable, Callable
 
@@ -138,7 +139,7 @@ class Link:
         if self._why is not None:
             return self._why
         status = self.exit.status if self.exit else None
-        reason = self.exit.reason if self.exit else ""
+        reason = (self.exit.reason if self.exit else "") or self.sandbox.fate()
         if status is None:
             text = "it ended"
         elif status < 0:
@@ -157,6 +158,7 @@ class Link:
         Raises:
             SandboxLost: if it ended, or said nothing in time.
             ProtocolError: if it said something else.
+            ConfigurationError: if less is in force there than was asked for.
         """
         self.channel.send(init)
         with anyio.move_on_after(START_TIMEOUT):
@@ -165,6 +167,7 @@ class Link:
             self.kill("it was not ready in time")
             raise SandboxLost(f"the worker was not ready within {START_TIMEOUT:g} s")
         self.check()
+        self.sandbox.check_report(self.report)
 
     def check(self) -> None:
         """Raise what ended the worker, if it has ended."""
@@ -265,7 +268,13 @@ class Link:
         self.changed.set()
 
     def on_output(self, frame: Output) -> None:
-        raise ProtocolError("the worker sent `output`, which this environment reads elsewhere")
+        try:
+            data = binascii.a2b_base64(frame.data, strict_mode=True)
+        except ValueError as error:
+            raise ProtocolError(f"the worker sent output that is no base64: {error}") from None
+        if frame.omitted < 0:
+            raise ProtocolError("the worker left out less than nothing of its output")
+        self.sandbox.add_output(frame.stream, data, frame.omitted)
 
 
 def check_code(code: str) -> None:

@@ -167,6 +167,8 @@ class Output(_Frame, tag="output"):
 
     stream: int
     data: str
+    omitted: int = 0
+    """Bytes left out before these."""
 
 
 class Exited(_Frame, tag="exited"):

@@ -13,6 +13,8 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from msgspec import Struct, field
 
+from ..errors import ProtocolError
+
 T = TypeVar("T")
 
 
@@ -112,11 +114,16 @@ class Sandbox(ABC):
     async def pump(self) -> None:
         """Run beside `receive` for as long as the sandbox lives; drivers that read output streams do it here."""
 
-    def take_output(self) -> tuple[Printed, Printed] | None:
-        """What was written to standard output and error since the last call, all of what the kernel holds included.
+    def add_output(self, stream: int, data: bytes, omitted: int) -> None:
+        """Take what an `output` frame brought of stream 1 or 2, before which `omitted` bytes were left out.
 
-        None in drivers whose worker output arrives as `output` frames.
+        Raises:
+            ProtocolError: in drivers that read output themselves.
         """
+        raise ProtocolError("the worker sent `output`, which this environment reads elsewhere")
+
+    def take_output(self) -> tuple[Printed, Printed] | None:
+        """What was written to standard output and error since the last call, all of what the kernel holds included."""
         return None
 
     @abstractmethod
@@ -140,6 +147,17 @@ class Sandbox(ABC):
     @abstractmethod
     def kill(self) -> None:
         """End the worker and everything it started, now. Does not wait: `receive` then ends."""
+
+    def check_report(self, report: Report) -> None:
+        """Look at what a worker that is ready said of itself; `report` is all that is known then.
+
+        Raises:
+            ConfigurationError: if that is less than was asked for.
+        """
+
+    def fate(self) -> str:
+        """Why the worker ended, where something outside of it knows; "" if not."""
+        return ""
 
     def cpu_seconds(self) -> float | None:
         """CPU time of the worker process so far, or None where it can't be told."""

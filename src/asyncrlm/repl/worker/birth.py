@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import sys
 import traceback
 from typing import TYPE_CHECKING
 
@@ -85,9 +87,9 @@ class Birth:
             socket.send_fds(channel, [b"\n"], [pidfd])
             channel.detach()
             os.close(pidfd)
-            self._take_descriptors()
+            take_descriptors(self.out, self.err, {self.channel, *(rule for rule, _ in self.rules)})
             os.chdir(self.request["work"])
-            _set_environment(self.request["env"])
+            set_environment(self.request["env"])
             confine.limit(self.request["limits"])
             if self.request["confine"]:
                 self._confine()
@@ -98,13 +100,6 @@ class Birth:
             traceback.print_exc()
         finally:
             os._exit(70)
-
-    def _take_descriptors(self) -> None:
-        """Descriptors 0 to 2 as a program expects them, the channel and the rules above, everything else closed."""
-        null = os.open(os.devnull, os.O_RDWR)
-        for source, target in ((null, 0), (self.out, 1), (self.err, 2)):
-            os.dup2(source, target)  # the worker opens its own streams on them; until then the template's do
-        close_others({self.channel, *(rule for rule, _ in self.rules)})
 
     def _confine(self) -> None:
         facts, request = self.facts, self.request
@@ -125,7 +120,16 @@ class Birth:
             syscalls.seccomp(self.program)
 
 
-def _set_environment(wanted: Mapping[str, str]) -> None:
+def take_descriptors(out: int, err: int, keep: Iterable[int]) -> None:
+    """Descriptors 0 to 2 as a program expects them, those of `keep` above, everything else closed."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for source, target in ((null, 0), (out, 1), (err, 2)):
+        os.dup2(source, target)  # the worker opens its own streams on them; until then its parent's do
+    close_others(keep)
+
+
+def set_environment(wanted: Mapping[str, str]) -> None:
+    """Have these environment variables and no others."""
     # Most of it is as the template's already.
     for name in [name for name in os.environ if name not in wanted]:
         del os.environ[name]
@@ -140,4 +144,10 @@ def close_others(keep: Iterable[int]) -> None:
     for fd in sorted(keep):
         os.closerange(last + 1, fd)
         last = max(last, fd)
-    os.closerange(last + 1, os.sysconf("SC_OPEN_MAX"))
+    if sys.version_info < (3, 10):  # noqa: UP036 - of a sandbox's Python; it tries every number, up to a billion
+        for name in os.listdir("/dev/fd"):
+            if int(name) > last:
+                with contextlib.suppress(OSError):
+                    os.close(int(name))
+    else:
+        os.closerange(last + 1, os.sysconf("SC_OPEN_MAX"))

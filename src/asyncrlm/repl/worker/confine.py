@@ -22,7 +22,14 @@ LINUX = sys.platform.startswith("linux")
 MACHINE = os.uname().machine
 libc = ctypes.CDLL(None, use_errno=True)
 
-PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_SECUREBITS, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 22, 28, 36, 38
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_SECUREBITS, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = (
+    1,
+    4,
+    22,
+    28,
+    36,
+    38,
+)
 # SECBIT_NOROOT, _NO_SETUID_FIXUP, _NO_CAP_AMBIENT_RAISE and their locks, _KEEP_CAPS_LOCKED.
 _NO_ROOT = 0xEF
 
@@ -141,9 +148,10 @@ def open_rules(packages: Iterable[str]) -> list[tuple[int, int]]:
     return rules
 
 
-def landlock(rules: Iterable[Rule]) -> None:
-    """Only what `rules` say may be opened; no TCP; signals and abstract sockets reach this domain only."""
-    restrict(rules, _ALL_RIGHTS, 3 if LANDLOCK_ABI >= 4 else 0, 3 if LANDLOCK_ABI >= 6 else 0)
+def landlock(rules: Iterable[Rule], network: bool = False) -> None:
+    """Only what `rules` say may be opened; no TCP unless `network`; signals and abstract sockets reach this domain
+    only."""
+    restrict(rules, _ALL_RIGHTS, 3 if LANDLOCK_ABI >= 4 and not network else 0, 3 if LANDLOCK_ABI >= 6 else 0)
 
 
 # ---- limits and capabilities -----------------------------------------------------------------------------------------

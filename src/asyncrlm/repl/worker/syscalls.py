@@ -15,13 +15,15 @@ if TYPE_CHECKING:
     Numbers = tuple[int | None, int | None]  # of a system call: x86_64, aarch64
 
 # System call numbers: x86_64, aarch64; None where the architecture has no such call.
-_DENIED: dict[str, Numbers] = {
-    # The network: every family of socket() passes Landlock but TCP, so none may be made.
+# The network: every family of socket() passes Landlock but TCP, so none may be made.
+_NETWORK: dict[str, Numbers] = {
     "socket": (41, 198),
     "connect": (42, 203),
     "bind": (49, 200),
     "listen": (50, 201),
     "shutdown": (48, 210),  # of the channel, whose end the host would take for the worker's
+}
+_DENIED: dict[str, Numbers] = {
     # Other processes.
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
@@ -184,8 +186,9 @@ def _tree(rules: list[tuple[int, Body]]) -> Body:
     return [(_AT_LEAST, 0, 1, rules[middle][0]), (_JUMP, 0, 0, len(below)), *below, *above]
 
 
-def filter_program(quiet_metadata: bool) -> bytes:
-    """The BPF program as bytes; `quiet_metadata`: chmod and utime succeed and do nothing."""
+def filter_program(quiet_metadata: bool, network: bool = False) -> bytes:
+    """The BPF program as bytes; `quiet_metadata`: chmod and utime succeed and do nothing. `network`: sockets may be
+    made."""
     which, architecture = _ARCHITECTURES[confine.MACHINE]
     head: Body = [
         (_LOAD, 0, 0, 4),
@@ -196,7 +199,7 @@ def filter_program(quiet_metadata: bool) -> bytes:
         _errno(_EPERM),  # x32
     ]
     rules: dict[int, Body] = {}
-    for numbers in _DENIED.values():
+    for numbers in [*_DENIED.values(), *(() if network else _NETWORK.values())]:
         _rule(rules, numbers[which], _errno(_EPERM))
     if confine.LANDLOCK_ABI < 3:
         _rule(rules, _TRUNCATE_CALL[which], _errno(_EPERM))

@@ -1,0 +1,111 @@
+"""How the worker's package gets into a sandbox: as one line of text on the standard input of a bare interpreter.
+
+No file is written and nothing is installed, so a sandbox whose file systems are all read-only will do.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import json
+import marshal
+import zlib
+from functools import lru_cache
+from pathlib import Path
+
+import msgspec
+from msgspec import field
+
+from .. import repl
+
+NAME = "_asyncrlm_worker"
+ORIGIN = "<asyncrlm>"
+"""What tracebacks name as the folder of the worker's package."""
+
+BOOT = """\
+import os,sys,marshal,zlib,binascii
+d=b""
+while b"\\n" not in d:
+    p=os.read(0,1<<18)
+    if not p:sys.exit()
+    d+=p
+z,_,d=d.partition(b"\\n")
+m=marshal.loads(zlib.decompress(binascii.a2b_base64(z)))
+exec(m["boot"],{"bundle":m,"begun":d})
+"""
+"""The program of the interpreter: it reads a line, the bundle, and runs what that holds."""
+
+
+def command(python: str) -> list[str]:
+    """What runs in a sandbox."""
+    return [python, "-I", "-u", "-c", BOOT]
+
+
+_LOADER = f"""\
+import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import MAGIC_NUMBER
+import marshal
+class Bundled:
+    def find_spec(self, name, path=None, target=None):
+        package, _, module = name.rpartition(".")
+        if name == "{NAME}" or package == "{NAME}" and module in bundle["sources"]:
+            return ModuleSpec(name, self, origin="<asyncrlm>", is_package=not package)
+    def create_module(self, spec):
+        return None
+    def exec_module(self, module):
+        _, _, name = module.__name__.rpartition(".")
+        code = bundle["codes"].get(name) if bundle["magic"] == MAGIC_NUMBER else None
+        if code is not None:
+            code = marshal.loads(code)
+        else:
+            code = compile(bundle["sources"].get(name, ""), bundle["origin"] + name + ".py", "exec", dont_inherit=True)
+        exec(code, module.__dict__)
+    def get_source(self, name):
+        return bundle["sources"].get(name.rpartition(".")[2])
+sys.meta_path.append(Bundled())
+from {NAME} import keeper
+keeper.main(begun)
+"""
+
+
+@lru_cache(maxsize=8)
+def bundle(package: Path | None = None) -> bytes:
+    """The line that `BOOT` reads: the worker's package, compiled for this interpreter, with its sources for others."""
+    folder = package or Path(repl.__path__[0]) / "worker"
+    sources = {path.stem: path.read_text("utf-8") for path in sorted(folder.glob("*.py")) if path.stem != "__init__"}
+    codes = {
+        name: marshal.dumps(compile(source, f"{ORIGIN}/{name}.py", "exec", dont_inherit=True))
+        for name, source in sources.items()
+    }
+    parts = {
+        "boot": _LOADER,
+        "sources": sources,
+        "codes": codes,
+        "magic": importlib.util.MAGIC_NUMBER,
+        "origin": f"{ORIGIN}/",
+    }
+    return base64.b64encode(zlib.compress(marshal.dumps(parts, 2), 6)) + b"\n"
+
+
+class Options(msgspec.Struct, kw_only=True):
+    """What a keeper is told, in the line after the bundle; see `repl/worker/sandboxed.py`."""
+
+    folder: str
+    work: str | None
+    mode: str = "auto"
+    confine: bool
+    network: bool = False
+    read: list[str] = field(default_factory=list[str])
+    write: list[str] = field(default_factory=list[str])
+    limits: dict[str, int]
+    env: dict[str, str] = field(default_factory=dict[str, str])
+    inherit: bool = False
+    keep: int
+    binary: bool = True
+    padding: int = 0
+    packages: list[str] = field(default_factory=list[str])
+
+    def line(self) -> bytes:
+        """ASCII JSON, as all lines of the stream are."""
+        return json.dumps(msgspec.to_builtins(self)).encode("ascii") + b"\n"
