@@ -366,14 +366,12 @@ async def test_what_a_cell_gave_up_in_a_recording_is_given_up_in_its_replay(tmp_
             await anyio.sleep_forever()
         return LMReply(text="fast", usage=USED)
 
-    code = (
-        """import asyncio
+    code = """import asyncio
 slow = asyncio.ensure_future(allm_query("slow"))
 fast = await allm_query("fast")
 slow.cancel()
+answer["content"] = fast; answer["ready"] = True
 """
-        + "answer['content'] = fast; answer['ready'] = True"
-    )
     models: dict[str, Any] = {"record": ScriptedLM(sub), "replay": ScriptedLM([])}
     for mode, lm in models.items():
         root = ScriptedLM(lambda _: cell(code)) if mode == "record" else ScriptedLM([])
