@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Environment", "Exit", "Printed", "Report", "Sandbox", "Scope", "Settings", "environment"]
 
-_DRIVERS = {"local": "asyncrlm.environments.local:LocalEnvironment"}
-_LATER = ("ipython", "docker", "modal", "e2b", "daytona", "prime")
+_DRIVERS = {
+    "local": "asyncrlm.environments.local:LocalEnvironment",
+    "docker": "asyncrlm.environments.docker:DockerEnvironment",
+}
+_LATER = ("ipython", "modal", "e2b", "daytona", "prime")
 
 
 def environment(environment: str | Environment = "local", kwargs: Mapping[str, Any] | None = None) -> Environment:
