@@ -194,7 +194,7 @@ def _trim(report: traceback.TracebackException) -> None:
         todo.extend(getattr(part, "exceptions", None) or ())
 
 
-_SETTING = '[sandbox] {what}; {how} in environment_kwargs allows it.'
+_SETTING = "[sandbox] {what}; {how} in environment_kwargs allows it."
 
 
 def _hint(error: BaseException) -> str | None:
