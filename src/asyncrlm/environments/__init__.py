@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Environment", "Exit", "Printed", "Report", "Sandbox", "Scope", "Settings", "environment"]
 
-_DRIVERS = {"local": "asyncrlm.environments.local:LocalEnvironment"}
-_LATER = ("ipython", "docker", "modal", "e2b", "daytona", "prime")
+_DRIVERS = {
+    "local": "asyncrlm.environments.local:LocalEnvironment",
+    "ipython": "asyncrlm.environments.ipython:IPythonEnvironment",
+}
+_LATER = ("docker", "modal", "e2b", "daytona", "prime")
 
 
 def environment(environment: str | Environment = "local", kwargs: Mapping[str, Any] | None = None) -> Environment:
@@ -35,6 +38,8 @@ def environment(environment: str | Environment = "local", kwargs: Mapping[str, A
     common = set(Settings.__struct_fields__)
     own = {name for name in driver.__struct_fields__ if not name.startswith("_")} - {"settings"}
     given = dict(kwargs or {})
+    for name in given.keys() & driver.elsewhere.keys():
+        raise ConfigurationError(f"environment_kwargs: {name}: {driver.elsewhere[name]}")
     if unknown := sorted(set(given) - common - own):
         raise ConfigurationError(
             f"environment {environment!r} has no setting {', '.join(map(repr, unknown))}; it has "

@@ -23,7 +23,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from . import confine, sandboxed, warden
+from . import confine, sandboxed, shell, warden
 from . import main as worker_main
 from .inward import Inward
 from .kept import CHUNK, KeptPipe
@@ -327,7 +327,9 @@ def main(begun: bytes) -> NoReturn:
             confine.prctl(confine.PR_SET_CHILD_SUBREAPER, 1)
             confine.prctl(confine.PR_SET_DUMPABLE, 0)  # no cell reads our memory or opens our descriptors
         sandboxed.extend_path(options["packages"])
-        worker_main.prepare()
+        worker = worker_main.prepare()
+        if options["shell"]:
+            shell.install(worker)
         folder = options["folder"]
         keeper = Keeper(options, (inp, out))
         try:
