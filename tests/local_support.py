@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -85,7 +86,9 @@ class Client:
         """Run a cell and return what it printed; the `done` frame is in `last`."""
         await self.begin(code)
         while (frame := await self.frame())["t"] != "done":
-            pass
+            if frame["t"] == "output":
+                data = base64.b64decode(frame["data"])
+                self.sandbox.add_output(frame["stream"], data, frame.get("omitted", 0))
         self.last = frame
         printed = self.sandbox.take_output()
         assert printed is not None

@@ -1,15 +1,16 @@
-"""A pytest plugin for one run of `.ci/run`: template, wardens and workers of the local environment are measured.
+"""A pytest plugin for one run of `.ci/run`: template, wardens, keepers and workers are measured.
 
     python -m pytest -p tests.measured tests/...
 
-The template starts with a clean environment that knows nothing of coverage, and a confined worker can open no file to
-save to. So the template opens one file before anything is confined, all its descendants keep that descriptor, and each
-appends what it ran to it on its way out. Nothing else is changed.
+A template or keeper starts with a clean environment that knows nothing of coverage, and a confined worker can open no
+file to save to. So it opens one before anything is confined, all its descendants keep that descriptor, and each appends
+what it ran to it on its way out. Nothing else is changed.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import coverage
 from coverage.data import CoverageData
 
 import asyncrlm.repl.worker
-from asyncrlm.environments import local_process
+from asyncrlm.environments import local_process, remote_boot
 
 FOLDER = str(Path(asyncrlm.repl.worker.__file__).parent)
 SIZE = 8
@@ -49,7 +50,9 @@ def _measure(folder, site, records):
     os._exit, os.closerange = _exit, keep
     import atexit
     atexit.register(save)
-_measure({folder!r}, {site!r}, {records!r})
+import sys
+if sys.version_info[:2] == {version!r}:
+    _measure({folder!r}, {site!r}, {records!r})
 """
 
 
@@ -58,8 +61,10 @@ def pytest_configure() -> None:
     handle, path = tempfile.mkstemp(prefix="measured-")
     os.close(handle)
     site = str(Path(coverage.__file__).parent.parent)
-    measure = MEASURE.format(folder=FOLDER, site=site, records=path, size=SIZE)
+    measure = MEASURE.format(folder=FOLDER, site=site, records=path, size=SIZE, version=sys.version_info[:2])
     local_process._BOOTSTRAP = measure + local_process._BOOTSTRAP
+    remote_boot.BOOT = measure + remote_boot.BOOT
+    remote_boot.ORIGIN = FOLDER
     _records.append(Path(path))
 
 

@@ -6,15 +6,16 @@ import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import anyio
+import msgspec
 
 from asyncrlm import Repl
 from asyncrlm.environments.local_machine import LocalMachine
-from asyncrlm.environments.remote import RemoteEnvironment
+from asyncrlm.environments.remote import Confinement, RemoteEnvironment
 from asyncrlm.repl.sandbox import Settings
 from asyncrlm.repl.scope import threads_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from asyncrlm.environments.remote import Machine
     from asyncrlm.repl.sandbox import Scope
@@ -104,6 +105,27 @@ class Dropping(Plain):
         return "the vendor took it away"
 
 
+class Refused(Plain):
+    """The vendor makes none, and what there is of one stays."""
+
+    async def create(self) -> None:
+        raise RuntimeError("quota exceeded")
+
+    async def destroy(self) -> None:
+        await super().destroy()
+        raise ExceptionGroup("several", [OSError("no way"), ValueError()])
+
+
+class Endless(Plain):
+    """Its stream does not end when the keeper does."""
+
+    async def receive(self) -> bytes:
+        try:
+            return await super().receive()
+        except anyio.EndOfStream:
+            return await anyio.sleep_forever()
+
+
 class Lease(Plain):
     """Its lease can't be renewed."""
 
@@ -112,19 +134,36 @@ class Lease(Plain):
         raise RuntimeError("no credit left")
 
 
+class Quick(Plain):
+    """It has a way of its own to write files."""
+
+    async def put_file(self, path: str, chunks: Iterable[bytes]) -> bool:
+        self.stage.set()
+        await anyio.Path(path).write_bytes(b"".join(chunks))
+        return True
+
+
 class MachineEnvironment(RemoteEnvironment, frozen=True, kw_only=True):
     name = "here"
     python: str = sys.executable
     kind: type[Plain] = Plain
     scratch: str = "/tmp"
+    network: bool = False
+
+    def confinement(self) -> Confinement:
+        return msgspec.structs.replace(super().confinement(), network=self.network)
 
     def machine(self, scope: Scope) -> Machine:
         return self.kind(self.scratch, threads=threads_of(scope))
 
 
-def remote(kind: type[Plain] = Plain, *, scratch: str = "/tmp", isolation: Any = "auto", **settings: Any) -> Any:
+def remote(
+    kind: type[Plain] = Plain, *, scratch: str = "/tmp", isolation: Any = "auto", network: bool = False, **settings: Any
+) -> Any:
     del Plain.made[:]
-    return MachineEnvironment(kind=kind, scratch=scratch, isolation=isolation, settings=Settings(**settings))
+    return MachineEnvironment(
+        kind=kind, scratch=scratch, isolation=isolation, network=network, settings=Settings(**settings)
+    )
 
 
 async def echo(messages: list[dict[str, str]]) -> str:

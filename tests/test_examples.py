@@ -50,7 +50,14 @@ def load(name: str) -> ModuleType:
 
 def test_every_example_has_a_test() -> None:
     names = {path.name for path in EXAMPLES.glob("*.py")}
-    assert names == {"quickstart.py", "batch_questions.py", "custom_tools.py", "recursion.py", "fastapi_app.py"}
+    assert names == {
+        "quickstart.py",
+        "batch_questions.py",
+        "custom_tools.py",
+        "recursion.py",
+        "fastapi_app.py",
+        "ssh_environment.py",
+    }
 
 
 def test_quickstart(run_example: Callable[..., tuple[str, str]]) -> None:
@@ -82,6 +89,16 @@ def test_recursion(run_example: Callable[..., tuple[str, str]]) -> None:
         assert drink in answer
     assert len(children) == 4
     assert all("child on offline" in line for line in children)
+
+
+def test_another_machine(
+    run_example: Callable[..., tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\nwhile [ "$1" != nowhere ]; do shift; done\nshift\nexec sh -c "$*"\n')
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert "Room 77777" in run_example("ssh_environment.py", "nowhere")[0]
 
 
 @pytest.mark.anyio

@@ -39,7 +39,7 @@ def asked(request: LMRequest, **changes: Any) -> Asked:
 
 
 async def once(cache: ReplyCache, lm: ScriptedLM, request: LMRequest, seen: Seen | None = None) -> LMReply:
-    return await cache.answer(asked(request), request, lambda: lm.acomplete(request), {} if seen is None else seen)
+    return await cache.answer(asked(request), request, lambda: lm.acomplete(request), seen or Seen())
 
 
 # --- the cache --------------------------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ async def test_equal_calls_of_a_recording_are_separate_samples_and_errors_are_ke
     script = ["a", LMError("no", kind="refusal", status=400), "b"]
     heard: dict[str, list[str]] = {}
     for mode, lm in (("record", ScriptedLM(script)), ("replay", ScriptedLM([]))):
-        seen: Seen = {}
+        seen = Seen()
         heard[mode] = []
         async with open_cache(CacheSettings(tmp_path, mode)) as cache:  # type: ignore[arg-type]
             for _ in script:
@@ -243,18 +243,21 @@ async def test_equal_calls_of_a_recording_are_separate_samples_and_errors_are_ke
 async def test_a_miss_says_what_differs(tmp_path: Path, change: dict[str, Any], said: str) -> None:
     given = {"args": {"temperature": 0}}
     request = asks("What is the name?")
+    recorded = Seen()
     async with open_cache(CacheSettings(tmp_path, "record")) as cache:
         call = asked(request, **given)
-        await cache.answer(call, request, lambda: ScriptedLM(["x"]).acomplete(request), {})
+        await cache.answer(call, request, lambda: ScriptedLM(["x"]).acomplete(request), recorded)
         far = asks("Something else altogether")
-        await cache.answer(asked(far), far, lambda: ScriptedLM(["y"]).acomplete(far), {})
+        await cache.answer(asked(far), far, lambda: ScriptedLM(["y"]).acomplete(far), recorded)
     messages = [Message(change.get("role", "user"), change.get("text", "What is the name?"))]
     messages += [Message("assistant", "x")] if change.get("more") else []
     now = LMRequest(messages=tuple(messages))
     call = asked(
         now, **(given | {name: change[name] for name in ("model", "backend", "cap", "args") if name in change})
     )
-    seen: Seen = {} if change else {call.key: {0}}
+    seen = Seen()
+    if not change:
+        seen.calls[recorded.run, call.key] = {0}
     async with open_cache(CacheSettings(tmp_path, "replay")) as cache:
         with pytest.raises(LMError, match="not in the recording") as caught:
             await cache.answer(call, now, lambda: ScriptedLM([]).acomplete(now), seen)
@@ -327,6 +330,54 @@ async def test_a_run_is_replayed_without_asking_anybody(tmp_path: Path) -> None:
             assert replayed.usage_summary == recorded.usage_summary
             assert silent.calls == []
             assert set(cached) == {True}
+
+
+async def test_two_runs_that_record_into_one_folder_keep_their_own_samples(tmp_path: Path) -> None:
+    count = iter(range(99))
+    both_asked = anyio.Event()
+
+    async def sub(request: LMRequest) -> LMReply:
+        number = next(count)
+        if number == 3:
+            both_asked.set()
+        await both_asked.wait()
+        return LMReply(text=str(number), usage=USED)
+
+    code = submit("'|'.join(llm_query_batched(['same'] * 2))")
+    got: list[str] = []
+
+    async def record(rlm: AsyncRLM) -> None:
+        got.append((await rlm.acompletion("CTX")).response)
+
+    async with (
+        AsyncRLM(ScriptedLM(lambda _: code), other_backends=[ScriptedLM(sub)], record=tmp_path) as rlm,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(record, rlm)
+        group.start_soon(record, rlm)
+    replayed = AsyncRLM(ScriptedLM([]), other_backends=[ScriptedLM([])], replay=tmp_path)
+    assert sorted("|".join(got).split("|")) == ["0", "1", "2", "3"]
+    assert (await replayed.acompletion("CTX")).response in got
+
+
+async def test_what_a_cell_gave_up_in_a_recording_is_given_up_in_its_replay(tmp_path: Path) -> None:
+    async def sub(request: LMRequest) -> LMReply:
+        if request.messages[0].content == "slow":
+            await anyio.sleep_forever()
+        return LMReply(text="fast", usage=USED)
+
+    code = """import asyncio
+slow = asyncio.ensure_future(allm_query("slow"))
+fast = await allm_query("fast")
+slow.cancel()
+answer["content"] = fast; answer["ready"] = True
+"""
+    models: dict[str, Any] = {"record": ScriptedLM(sub), "replay": ScriptedLM([])}
+    for mode, lm in models.items():
+        root = ScriptedLM(lambda _: cell(code)) if mode == "record" else ScriptedLM([])
+        with anyio.fail_after(30):
+            completion = await AsyncRLM(root, other_backends=[lm], **{mode: tmp_path}).acompletion("CTX")
+        assert completion.response == "fast"
 
 
 async def test_limits_are_met_in_a_replay_as_they_were(tmp_path: Path) -> None:

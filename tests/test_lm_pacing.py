@@ -175,7 +175,7 @@ async def test_what_may_pass_is_tried_again_and_costs_once() -> None:
     lm = ScriptedLM([fault("rate_limit"), fault("server"), fault("connection"), good()])
     gate = Gate(1)
     reply = await send(lm, ledger, gate=gate, on_wait=lambda *heard: waits.append(heard))
-    assert reply.text == "good"
+    assert (reply.text, reply.retries) == ("good", 3)
     assert [(attempt, error.kind) for attempt, _, error in waits] == [
         (1, "rate_limit"),
         (2, "server"),

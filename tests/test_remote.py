@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,13 @@ import pytest
 
 from asyncrlm import AsyncRLM, ConfigurationError, SandboxLost
 from asyncrlm.environments.remote import asyncio_only, imported
+from asyncrlm.environments.remote_boot import command
+from asyncrlm.environments.remote_sandbox import KILL_GRACE
+from asyncrlm.repl.scope import ResourceScope
 
 from .helpers import cell, scripted, submit
 from .local_support import DAEMONS, marked, until
-from .remote_support import Dropping, Lease, Plain, Slow, SlowStart, Text, echo, remote, repl
+from .remote_support import Dropping, Endless, Lease, Plain, Quick, Refused, Slow, SlowStart, Text, echo, remote, repl
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("no_leaks")]
 KINDS = pytest.mark.parametrize("kind", [Plain, Text])
@@ -119,6 +123,14 @@ async def test_a_stream_that_drops_in_mid_cell_says_what_the_vendor_says() -> No
             assert "the vendor took it away" in (result.error or "") + result.stderr
 
 
+async def test_a_stream_that_never_ends_holds_nobody_up() -> None:
+    with anyio.fail_after(KILL_GRACE):
+        async with repl(remote(Endless)) as r:
+            result = await r.execute("import os\nos._exit(3)")
+            assert "exited with code 3" in (result.error or "") + result.stderr
+            assert (await r.execute("print(1)")).stdout == "1\n"
+
+
 async def test_a_lease_that_can_not_be_renewed_ends_the_sandbox() -> None:
     async def starve(messages: list[dict[str, str]]) -> str:
         Plain.made[0].stage.set()
@@ -160,6 +172,27 @@ async def test_cancelled_in_a_cell_it_is_destroyed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+async def test_a_machine_with_a_quicker_way_for_files(tmp_path: Path) -> None:
+    with anyio.fail_after(20):
+        async with repl(remote(Quick, scratch=str(tmp_path)), context="é" * 1_000_000) as r:
+            assert (await r.execute("print(len(context))")).stdout == "1000000\n"
+    assert Plain.made[0].stage.is_set()
+
+
+async def test_a_sandbox_can_be_booted_ahead_of_its_use() -> None:
+    async with ResourceScope() as scope:
+        environment = remote()
+        machine = environment.machine(scope)
+        await machine.start(command(sys.executable))
+        sandbox = environment.sandbox(machine, scope)
+        with anyio.fail_after(10):
+            await sandbox.boot()
+            assert b"ready" in await sandbox.receive()
+        await sandbox.aclose()
+        await sandbox.aclose()
+        assert sandbox.closed
+
+
 async def test_a_sandbox_that_takes_too_long_is_lost() -> None:
     from msgspec.structs import replace
 
@@ -167,6 +200,15 @@ async def test_a_sandbox_that_takes_too_long_is_lost() -> None:
         async with repl(replace(remote(Slow), start_timeout=0.05)) as r:
             await r.execute("1")
     assert Plain.made[0].destroyed == 1
+
+
+async def test_a_sandbox_that_is_refused_says_why() -> None:
+    with anyio.fail_after(20), pytest.raises(SandboxLost, match=r"here sandbox could not be had: .*quota") as caught:
+        async with repl(remote(Refused)) as r:
+            await r.execute("1")
+    cause = caught.value.__cause__
+    assert cause is not None
+    assert cause.__notes__ == ["and what was there of the sandbox could not be destroyed: OSError: no way; ValueError"]
 
 
 async def test_an_interpreter_that_is_not_there() -> None:
@@ -239,6 +281,13 @@ async def test_what_is_in_force_is_reported() -> None:
             result = await r.execute("open('/etc/passwd')")
             if r.report.isolation["read_outside"]:
                 assert "PermissionError" in (result.error or "") + result.stderr
+
+
+async def test_strict_wants_every_row_held() -> None:
+    with anyio.fail_after(20), pytest.raises(ConfigurationError, match=r"strict.*fork_bomb, disk"):
+        async with repl(remote(isolation="strict")) as r:
+            await r.execute("1")
+    assert Plain.made[0].destroyed == 1
 
 
 def test_a_missing_sdk_says_how_to_install_it() -> None:

@@ -169,6 +169,29 @@ def test_a_file_that_can_not_be_written_ends_it_with_the_reason(keep: Any) -> No
     }
 
 
+def test_a_worker_that_ends_its_channel_ends_too(keep: Any) -> None:
+    keeper = keep(network=True, confine=True)
+    keeper.begin(
+        "import os, socket\nfor fd in map(int, os.listdir('/proc/self/fd')):\n"
+        " try: socket.socket(fileno=os.dup(fd)).shutdown(2)\n except OSError: pass\n"
+        "sum(range(10**13))"
+    )
+    assert keeper.frame() == {"t": "exited", "status": -9, "reason": "it ended its channel"}
+
+
+def test_a_file_that_was_given_up_is_not_gone_on_with(keep: Any, tmp_path: Path) -> None:
+    keeper = keep()
+    keeper.send(b'{"t":"file","name":"a","size":3,"more":true}\nabc{"t":"file","name":"b","size":2}\nxy')
+    assert keeper.printed(f"import os\np = {str(tmp_path)!r} + '/k/files/'\nprint(open(p + 'b').read())") == "xy\n"
+
+
+@pytest.mark.parametrize(("options", "seen"), [({"env": {"A": "1"}}, [None, "1"]), ({"inherit": True}, ["s", None])])
+def test_environment_variables(keep: Any, monkeypatch: pytest.MonkeyPatch, options: Any, seen: Any) -> None:
+    monkeypatch.setenv("SECRET", "s")
+    code = "import os\nprint([os.environ.get(name) for name in ('SECRET', 'A')])"
+    assert keep(**options).printed(code) == f"{seen}\n"
+
+
 def test_a_keeper_that_can_not_begin_says_why(tmp_path: Path) -> None:
     keeper = Keeper(tmp_path / ("no" * 200))
     frame = keeper.frame()

@@ -80,6 +80,8 @@ class ModelReplied(Event, frozen=True, kw_only=True):
     """Nothing was asked: the reply comes from a cache or a recording."""
     waited: float = 0.0
     """Seconds of `seconds` before the request was sent: for its turn, a rate limit, the ledger, between attempts."""
+    retries: int = 0
+    """How often the request was sent again after a failure."""
     seconds: float = 0.0
 
 
@@ -132,6 +134,7 @@ class SubcallFinished(Event, frozen=True, kw_only=True):
     cached: bool = False
     waited: float = 0.0
     """As in `ModelReplied`."""
+    retries: int = 0
     seconds: float = 0.0
 
 

@@ -135,6 +135,7 @@ class RunServices:
                         cost=reply.usage.cost if reply else None,
                         cached=reply.cached if reply else False,
                         waited=reply.waited if reply else 0.0,
+                        retries=reply.retries if reply else 0,
                         seconds=seconds,
                     )
                 )

@@ -95,6 +95,7 @@ class Telling:
                 output_tokens=reply.usage.output_tokens,
                 cached=reply.cached,
                 waited=reply.waited,
+                retries=reply.retries,
                 seconds=seconds,
             )
         )

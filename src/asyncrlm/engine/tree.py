@@ -56,7 +56,7 @@ class Tree:
         """The first limit of the ledger that any run of the tree met. Once set, the tree is ending."""
         self._listeners = list(watching.listeners)
         self._child_gates: dict[int, Gate] = {}
-        self._asked: Seen = {}
+        self._asked = Seen(self.run_id)
         self._missed: LMError | None = None
         """The first call that a recording did not have."""
         self._clients: dict[Any, tuple[LMClient, Pacer]] = {}

@@ -18,7 +18,7 @@ import msgspec
 from ..errors import ConfigurationError, RLMError, SandboxLost
 from ..repl.sandbox import Environment, Report, Scope
 from ..repl.scope import threads_of
-from .local import check_settings, limits_of
+from .local import ROWS, check_settings, limits_of
 from .remote_boot import Options, command
 from .remote_sandbox import DESTROY_GRACE, RemoteSandbox
 
@@ -110,9 +110,9 @@ class Confinement(msgspec.Struct, frozen=True, kw_only=True):
 class RemoteEnvironment(Environment, frozen=True, kw_only=True):
     """A kind of sandbox that a `Machine` reaches. Subclasses define `name` and `machine`."""
 
-    isolation: Literal["auto", "none"] = "auto"
-    """"auto": the worker confines itself as far as the sandbox's kernel allows, beside what the sandbox does. "none":
-    only the sandbox holds it."""
+    isolation: Literal["auto", "strict", "none"] = "auto"
+    """"auto": the worker confines itself as far as the sandbox's kernel allows, beside what the sandbox does. "strict":
+    every row of the report holds, or a ConfigurationError at the start. "none": only the sandbox holds it."""
     python: str = "python3"
     """The interpreter inside the sandbox (3.9 or later)."""
     workdir: str | None = None
@@ -128,8 +128,8 @@ class RemoteEnvironment(Environment, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_settings(self.settings)
-        if self.isolation not in ("auto", "none"):
-            raise ConfigurationError(f'isolation={self.isolation!r}: use "auto" or "none"')
+        if self.isolation not in ("auto", "strict", "none"):
+            raise ConfigurationError(f'isolation={self.isolation!r}: use "auto", "strict" or "none"')
 
     def machine(self, scope: Scope) -> Machine:
         """A sandbox that is yet to be made."""
@@ -160,7 +160,10 @@ class RemoteEnvironment(Environment, frozen=True, kw_only=True):
 
     def sandbox(self, machine: Machine, scope: Scope) -> RemoteSandbox:
         """The sandbox on a machine that was started; it boots when it is first used."""
-        return RemoteSandbox(machine, self.options(machine), self.report(), threads=threads_of(scope))
+        required = ROWS if self.isolation == "strict" else ()
+        return RemoteSandbox(
+            machine, self.options(machine), self.report(), threads=threads_of(scope), required=required
+        )
 
     def options(self, machine: Machine) -> Options:
         """What the keeper is told."""

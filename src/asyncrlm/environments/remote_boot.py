@@ -19,6 +19,8 @@ from msgspec import field
 from .. import repl
 
 NAME = "_asyncrlm_worker"
+ORIGIN = "<asyncrlm>"
+"""What tracebacks name as the folder of the worker's package."""
 
 BOOT = """\
 import os,sys,marshal,zlib,binascii
@@ -57,7 +59,7 @@ class Bundled:
         if code is not None:
             code = marshal.loads(code)
         else:
-            code = compile(bundle["sources"].get(name, ""), "<asyncrlm>/" + name + ".py", "exec", dont_inherit=True)
+            code = compile(bundle["sources"].get(name, ""), bundle["origin"] + name + ".py", "exec", dont_inherit=True)
         exec(code, module.__dict__)
     def get_source(self, name):
         return bundle["sources"].get(name.rpartition(".")[2])
@@ -73,10 +75,16 @@ def bundle(package: Path | None = None) -> bytes:
     folder = package or Path(repl.__path__[0]) / "worker"
     sources = {path.stem: path.read_text("utf-8") for path in sorted(folder.glob("*.py")) if path.stem != "__init__"}
     codes = {
-        name: marshal.dumps(compile(source, f"<asyncrlm>/{name}.py", "exec", dont_inherit=True))
+        name: marshal.dumps(compile(source, f"{ORIGIN}/{name}.py", "exec", dont_inherit=True))
         for name, source in sources.items()
     }
-    parts = {"boot": _LOADER, "sources": sources, "codes": codes, "magic": importlib.util.MAGIC_NUMBER}
+    parts = {
+        "boot": _LOADER,
+        "sources": sources,
+        "codes": codes,
+        "magic": importlib.util.MAGIC_NUMBER,
+        "origin": f"{ORIGIN}/",
+    }
     return base64.b64encode(zlib.compress(marshal.dumps(parts, 2), 6)) + b"\n"
 
 

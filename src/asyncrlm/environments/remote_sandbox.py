@@ -11,12 +11,13 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
+from ..errors import ConfigurationError
 from ..repl.sandbox import Printed, Report, Sandbox
 from ..repl.worker.kept import Kept
 from .remote_boot import bundle
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from .remote import Machine
     from .remote_boot import Options
@@ -26,17 +27,28 @@ DESTROY_GRACE = 10.0
 KILL_GRACE = 3.0
 """Seconds the keeper has to end the worker and say so; then the stream is cut."""
 _INTERRUPT = b'{"t":"interrupt"}\n'
+_EXITED = b'{"t":"exited"'
 _CLOSE = b'{"t":"close"}\n'
 
 
 class RemoteSandbox(Sandbox):
     """A worker that is reached through a `Machine`; see `Sandbox` for what each method promises."""
 
-    def __init__(self, machine: Machine, options: Options, report: Report, *, threads: anyio.CapacityLimiter) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        options: Options,
+        report: Report,
+        *,
+        threads: anyio.CapacityLimiter,
+        required: Sequence[str] = (),
+    ) -> None:
+        """`required`: rows of the report that something must hold."""
         self.report = report
         self.machine = machine
         self._options = options
         self._threads = threads
+        self._required = required
         self._outputs = Kept(options.keep), Kept(options.keep)
         self._sending = anyio.Lock(fast_acquire=True)
         self._booted = anyio.Event()
@@ -51,6 +63,7 @@ class RemoteSandbox(Sandbox):
         self._receiving: anyio.CancelScope | None = None
         self._cut = False
         """Nothing more is received."""
+        self._last_words = b""
         self._ended = anyio.Event()
         self._lost = ""
         self._closing: anyio.Event | None = None  # set once `aclose`, by whoever called it first, is through
@@ -103,13 +116,22 @@ class RemoteSandbox(Sandbox):
         if not self._cut:
             with anyio.CancelScope() as self._receiving:
                 try:
-                    return await self.machine.receive()
+                    data = await self.machine.receive()
+                    if self._killing:
+                        self._look_for_end(data)
+                    return data
                 except (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
                     self._cut = True
             self._receiving = None
         self._ended.set()
         await anyio.lowlevel.checkpoint()
         raise anyio.EndOfStream
+
+    def _look_for_end(self, data: bytes) -> None:
+        """Some streams go on after the keeper's last frame, which nobody reads any more of a worker that was killed."""
+        self._last_words = (self._last_words + data)[-4096:]
+        _, exited, rest = self._last_words.partition(_EXITED)
+        self._cut = bool(exited) and b"\n" in rest
 
     def _hang_up(self) -> None:
         self._cut = True
@@ -197,6 +219,12 @@ class RemoteSandbox(Sandbox):
     def kill(self) -> None:
         self._killing = True
         self._orders.set()
+
+    def check_report(self, report: Report) -> None:
+        if failing := [row for row in self._required if not report.isolation.get(row)]:
+            raise ConfigurationError(
+                f'isolation="strict" does not hold in this sandbox for {", ".join(failing)}; use isolation="auto"'
+            )
 
     def fate(self) -> str:
         return self.machine.fate() or self._lost

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -23,8 +25,24 @@ NOT_PART_OF_A_CALL = frozenset({"extra_headers", "extra_query", "timeout"})
 """Sampling arguments that say how a request travels, not what is asked; some hold secrets."""
 
 
-Seen = dict[bytes, set[int]]
-"""Key → which of the equal calls of that key a tree has made, from 0."""
+class Seen:
+    """Which kept calls one tree has made so far, and whose recording it follows."""
+
+    __slots__ = ("calls", "follows", "run")
+
+    def __init__(self, run: str = "") -> None:
+        self.run = f"{time.time_ns():020d}-{run or uuid.uuid4().hex}"
+        """What a recording of this tree is kept under; later ones sort behind."""
+        self.follows: str | None = None
+        """The recorded tree whose replies this one gets, as long as it has them."""
+        self.calls: dict[tuple[str, bytes], set[int]] = {}
+        """Recorded tree and key → which of the equal calls of that key were made, from 0."""
+
+    def next(self, key: bytes) -> int:
+        """The number of one more call that is recorded."""
+        numbers = self.calls.setdefault((self.run, key), set())
+        numbers.add(len(numbers))
+        return len(numbers) - 1
 
 
 class CacheSettings(Struct, frozen=True):
@@ -86,10 +104,16 @@ class Call(Struct, frozen=True):
     key: bytes
     number: int = 0
     """Which of equal calls."""
+    run: str = ""
+    """Of a recording: which tree made it."""
     place: str = ""
     asked: Asked | None = None
     """With `request`: kept as well, so that a miss can be told from it."""
     request: LMRequest | None = None
+
+
+class CutOff(Struct, frozen=True):
+    """What a recorded call came to that was given up before there was a reply."""
 
 
 def text_hash(text: str) -> str:

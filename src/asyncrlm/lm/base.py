@@ -77,6 +77,8 @@ class LMReply(Struct, frozen=True, kw_only=True):
     waited: float = 0.0
     """Seconds the request waited before it was sent: for its turn, for a rate limit, for the ledger, between attempts.
     The engine's to fill in."""
+    retries: int = 0
+    """How often the request was sent again after a failure that might pass. The engine's to fill in."""
     latency: float | None = None
     """Seconds from sending the request to having all of the reply, where a client measured them."""
 

@@ -13,7 +13,7 @@ import msgspec
 
 from ..errors import LMError, RLMError
 from ..observe.log import get_logger
-from .asked import Asked, CacheSettings, Call, Seen
+from .asked import Asked, CacheSettings, Call, CutOff, Seen
 from .base import LMReply, LMRequest
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class ReplyCache:
             asked: What identifies the request.
             request: What is asked.
             send: Asks the model.
-            seen: Which of equal calls the tree has made; kept here.
+            seen: Which calls the tree has made; kept here.
             place: Where in its run the call comes from. Equal calls of a recording are told apart by it where it is the
                 same as then, else by their order.
 
@@ -68,14 +68,13 @@ class ReplyCache:
             return await self._shared(asked.key, send)
         key = asked.key
         if self.mode == "record":
-            numbers = seen.setdefault(key, set())
-            numbers.add(len(numbers))
-            call = Call(key, len(numbers) - 1, place, asked, request)
-            return await self._recorded(call, send)
+            return await self._recorded(Call(key, seen.next(key), seen.run, place, asked, request), send)
         outcome = await self._run(self._store.take, key, place, seen)
         if outcome is None:
             difference = await self._run(self._store.difference, asked, request, seen)
             raise LMError(f"this call is not in the recording in {self._folder}: {difference}", kind="replay_miss")
+        while isinstance(outcome, CutOff):
+            await anyio.sleep_forever()  # whoever gave it up then will do so again
         if isinstance(outcome, LMError):
             raise outcome
         return outcome
@@ -108,12 +107,15 @@ class ReplyCache:
                 del self._flights[key]
 
     async def _recorded(self, call: Call, send: Callable[[], Awaitable[LMReply]]) -> LMReply:
-        outcome: LMReply | LMError | None = None
+        outcome: LMReply | LMError | CutOff | None = None
         try:
             outcome = await send()
             return outcome
         except LMError as error:
             outcome = error
+            raise
+        except anyio.get_cancelled_exc_class():
+            outcome = CutOff()
             raise
         finally:
             if outcome is not None:
@@ -135,7 +137,7 @@ class ReplyCache:
 def _free(reply: LMReply) -> LMReply:
     """The same reply, had for nothing."""
     usage = msgspec.structs.replace(reply.usage, cost=0.0)
-    return msgspec.structs.replace(reply, usage=usage, cached=True, rate=None, waited=0.0)
+    return msgspec.structs.replace(reply, usage=usage, cached=True, rate=None, waited=0.0, retries=0)
 
 
 @asynccontextmanager

@@ -103,7 +103,7 @@ async def open_connection(settings: ConnectionSettings) -> AsyncGenerator[Gemini
     async with http_client(settings, openai) as http:
         try:
             # It reads certificates from the disk.
-            dialect = await anyio.to_thread.run_sync(make)
+            dialect = await anyio.to_thread.run_sync(make, limiter=anyio.CapacityLimiter(1))
             pattern = dialect.pattern("-", {})
         except (ValueError, TypeError) as error:
             if isinstance(error, ConfigurationError):
@@ -152,7 +152,9 @@ class _Tokens:
             return cls(credentials, getattr(credentials, "project_id", None))
         auth = optional_sdk("google.auth", "gemini")
         try:
-            found, project = await anyio.to_thread.run_sync(lambda: auth.default(scopes=[SCOPE]))
+            found, project = await anyio.to_thread.run_sync(
+                lambda: auth.default(scopes=[SCOPE]), limiter=anyio.CapacityLimiter(1)
+            )
         except auth.exceptions.GoogleAuthError as error:
             raise ConfigurationError(
                 f"vertexai=True needs Google credentials: `gcloud auth application-default login`, or credentials= "
@@ -171,7 +173,9 @@ class _Tokens:
         transport = optional_sdk("google.auth.transport.requests", "gemini")
         exceptions = optional_sdk("google.auth.exceptions", "gemini")
         try:
-            await anyio.to_thread.run_sync(lambda: self._credentials.refresh(transport.Request()))
+            await anyio.to_thread.run_sync(
+                lambda: self._credentials.refresh(transport.Request()), limiter=anyio.CapacityLimiter(1)
+            )
         except exceptions.GoogleAuthError as error:
             raise LMError(
                 f"no access token from Google's credentials ({type(error).__name__})",

@@ -89,14 +89,14 @@ class _Loaded:
 async def _loaded(settings: Mapping[str, Any]) -> AsyncGenerator[_Loaded]:
     llama_cpp = optional_sdk("llama_cpp", "local")
     try:
-        llama = await anyio.to_thread.run_sync(lambda: llama_cpp.Llama(**settings))
+        llama = await anyio.to_thread.run_sync(lambda: llama_cpp.Llama(**settings), limiter=anyio.CapacityLimiter(1))
     except (ValueError, TypeError, OSError, RuntimeError) as error:
         raise ConfigurationError(f"llama.cpp can't load {settings['model_path']}: {error}") from error
     try:
         yield _Loaded(llama)
     finally:
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(llama.close)
+            await anyio.to_thread.run_sync(llama.close, limiter=anyio.CapacityLimiter(1))
 
 
 class LlamaClient(LMClient):
@@ -169,7 +169,7 @@ class LlamaClient(LMClient):
 
 async def _in_thread(work: Any) -> Any:
     try:
-        return await anyio.to_thread.run_sync(work)
+        return await anyio.to_thread.run_sync(work, limiter=anyio.CapacityLimiter(1))
     except (ValueError, RuntimeError, TypeError) as error:
         failure = classify(400, str(error))
         if failure.kind != "too_long":

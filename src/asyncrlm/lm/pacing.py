@@ -155,7 +155,9 @@ class Pacer:
             reply = await sending.send(attempts, on_wait)
         finally:
             sending.close()
-        return msgspec.structs.replace(reply, waited=sending.waited) if sending.waited else reply
+        if sending.waited or sending.retries:
+            return msgspec.structs.replace(reply, waited=sending.waited, retries=sending.retries)
+        return reply
 
     # ---- permits ----
 

@@ -99,6 +99,11 @@ class Sending:
             # An error's traceback holds this frame: without the circle the request is freed at once.
             del failure
 
+    @property
+    def retries(self) -> int:
+        """How often the request was sent again so far."""
+        return max(0, self._attempts - 1)
+
     def close(self) -> None:
         """Give back what was reserved and not used."""
         if self._reservation is not None:

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..errors import ConfigurationError, LMError
-from .asked import Asked, Call, Seen, text_bytes, text_hash
+from .asked import Asked, Call, CutOff, Seen, text_bytes, text_hash
 from .base import LMReply, LMRequest, LMUsage
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
 FILE_NAME = "replies.sqlite"
-FORMAT = 1
+FORMAT = 2
 BUSY_TIMEOUT = 30.0
 """Seconds to wait for another process that writes."""
 
 _SCHEMA = """
 CREATE TABLE replies (
-    key BLOB, number INTEGER, place TEXT NOT NULL, request TEXT, outcome TEXT NOT NULL, made REAL,
-    PRIMARY KEY (key, number)
+    key BLOB, run TEXT, number INTEGER, place TEXT NOT NULL, request TEXT, outcome TEXT NOT NULL, made REAL,
+    PRIMARY KEY (key, run, number)
 );
 CREATE TABLE texts (hash TEXT PRIMARY KEY, text BLOB NOT NULL);
 """
@@ -93,14 +93,25 @@ class ReplyStore:
 
     def get(self, key: bytes) -> LMReply | LMError | None:
         """What the call of this key came to; None if it is not here."""
-        row = self._db.execute("SELECT outcome FROM replies WHERE key = ? AND number = 0", (key,)).fetchone()
-        return None if row is None else _decoded(row[0])
+        row = self._db.execute(
+            "SELECT outcome FROM replies WHERE key = ? AND run = '' AND number = 0", (key,)
+        ).fetchone()
+        outcome = None if row is None else _decoded(row[0])
+        return None if isinstance(outcome, CutOff) else outcome
 
-    def take(self, key: bytes, place: str, seen: Seen) -> LMReply | LMError | None:
-        """What one of the equal calls of this key came to that is not `seen` yet: best the one of the same place."""
-        taken = seen.setdefault(key, set())
+    def take(self, key: bytes, place: str, seen: Seen) -> LMReply | LMError | CutOff | None:
+        """What one of the equal calls of this key came to that is not `seen` yet: best the one of the same place.
+
+        All of it comes from one recorded tree, the newest that has the first call, as far as that has the others.
+        """
+        run = self._run_of(key, seen)
+        if run is None:
+            return None
+        seen.follows = seen.follows or run
+        taken = seen.calls.setdefault((run, key), set())
         rows = self._db.execute(
-            "SELECT number, outcome FROM replies WHERE key = ? ORDER BY place != ?, number", (key, place)
+            "SELECT number, outcome FROM replies WHERE key = ? AND run = ? ORDER BY place != ?, number",
+            (key, run, place),
         )
         for number, outcome in rows:
             if number not in taken:
@@ -108,7 +119,13 @@ class ReplyStore:
                 return _decoded(outcome)
         return None
 
-    def put(self, call: Call, outcome: LMReply | LMError) -> None:
+    def _run_of(self, key: bytes, seen: Seen) -> str | None:
+        row = self._db.execute(
+            "SELECT run FROM replies WHERE key = ? ORDER BY run != ?, run DESC LIMIT 1", (key, seen.follows or "")
+        ).fetchone()
+        return None if row is None else row[0]
+
+    def put(self, call: Call, outcome: LMReply | LMError | CutOff) -> None:
         """Keep what a call came to.
 
         Raises:
@@ -120,14 +137,14 @@ class ReplyStore:
                     texts = [(text_hash(each.content), text_bytes(each.content)) for each in call.request.messages]
                     self._db.executemany("INSERT OR IGNORE INTO texts VALUES (?, ?)", texts)
                 request = call.asked.text if call.asked else None
-                row = (call.key, call.number, call.place, request, _encoded(outcome), time.time())
-                self._db.execute("INSERT OR REPLACE INTO replies VALUES (?, ?, ?, ?, ?, ?)", row)
+                row = (call.key, call.run, call.number, call.place, request, _encoded(outcome), time.time())
+                self._db.execute("INSERT OR REPLACE INTO replies VALUES (?, ?, ?, ?, ?, ?, ?)", row)
         except sqlite3.Error as error:
             raise OSError(f"{self.path}: {error}") from error
 
     def difference(self, asked: Asked, request: LMRequest, seen: Seen) -> str:
         """How a call that is not here differs from the most similar one that is."""
-        if taken := seen.get(asked.key):
+        if taken := seen.calls.get((self._run_of(asked.key, seen) or "", asked.key)):
             return f"{len(taken)} equal calls were recorded, and this is number {len(taken) + 1}"
         rows = self._db.execute("SELECT request FROM replies WHERE request IS NOT NULL ORDER BY made")
         best = max((json.loads(text) for (text,) in rows), key=lambda other: _likeness(asked, other), default=None)
@@ -198,8 +215,10 @@ def _where_texts_part(then: str, now: str) -> str:
     return f"at character {common + 1}: it was {then[start : common + 60]!r} and is {now[start : common + 60]!r}"
 
 
-def _encoded(outcome: LMReply | LMError) -> str:
+def _encoded(outcome: LMReply | LMError | CutOff) -> str:
     # With the standard library's ASCII, which keeps a lone surrogate.
+    if isinstance(outcome, CutOff):
+        return "{}"
     if isinstance(outcome, LMError):
         said = {"error": str(outcome), "kind": outcome.kind, "status": outcome.status, "retryable": outcome.retryable}
         return json.dumps(said)
@@ -214,8 +233,10 @@ def _encoded(outcome: LMReply | LMError) -> str:
     )
 
 
-def _decoded(text: str) -> LMReply | LMError:
+def _decoded(text: str) -> LMReply | LMError | CutOff:
     fields: dict[str, Any] = json.loads(text)
+    if not fields:
+        return CutOff()
     if "error" in fields:
         return LMError(fields.pop("error"), **fields)
     fields["usage"] = LMUsage(**fields["usage"])

@@ -49,6 +49,8 @@ FAIR_FRAMES = 16
 FAIR_BYTES = 1 << 16
 GARBAGE_GRACE = 1.0
 """Seconds in which `exited` must follow a line that is no frame; a worker killed while it writes leaves such a line."""
+END_GRACE = 1.0
+"""Seconds in which the stream ends after `exited`; some vendors' streams never do."""
 MAX_OUTSTANDING = 1_000_000
 """Calls without a reply; each costs the host more than its bytes."""
 
@@ -289,7 +291,11 @@ class Channel:
 
     async def _receive(self) -> bytes | None:
         try:
-            if self._garbage is None or self._exit is not None:
+            if self._exit is not None:
+                with anyio.move_on_after(END_GRACE):
+                    return await self._sandbox.receive()
+                return None
+            if self._garbage is None:
                 return await self._sandbox.receive()
             with anyio.move_on_after(GARBAGE_GRACE):
                 return await self._sandbox.receive()

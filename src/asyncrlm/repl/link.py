@@ -158,6 +158,7 @@ class Link:
         Raises:
             SandboxLost: if it ended, or said nothing in time.
             ProtocolError: if it said something else.
+            ConfigurationError: if less is in force there than was asked for.
         """
         self.channel.send(init)
         with anyio.move_on_after(START_TIMEOUT):
@@ -166,6 +167,7 @@ class Link:
             self.kill("it was not ready in time")
             raise SandboxLost(f"the worker was not ready within {START_TIMEOUT:g} s")
         self.check()
+        self.sandbox.check_report(self.report)
 
     def check(self) -> None:
         """Raise what ended the worker, if it has ended."""

@@ -148,6 +148,13 @@ class Sandbox(ABC):
     def kill(self) -> None:
         """End the worker and everything it started, now. Does not wait: `receive` then ends."""
 
+    def check_report(self, report: Report) -> None:
+        """Look at what a worker that is ready said of itself; `report` is all that is known then.
+
+        Raises:
+            ConfigurationError: if that is less than was asked for.
+        """
+
     def fate(self) -> str:
         """Why the worker ended, where something outside of it knows; "" if not."""
         return ""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from .wire import MAX_FRAME, Waiter, Wire
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Sequence
 
 T = TypeVar("T")
@@ -91,6 +91,8 @@ class Calls:
         """The same for a coroutine of any event loop."""
         if not items:
             return []
+        import asyncio  # noqa: PLC0415 - there already, where a loop runs
+
         loop = asyncio.get_running_loop()
         waiter = self._begin(len(items), loop)
         self._attach(loop)

@@ -39,6 +39,7 @@ class Inward:
         self._left = 0  # of a file's piece
         self._quad = b""  # of its base64, what did not make up three bytes yet
         self._file = -1
+        self._name = ""
         self._more = False
 
     def feed(self, data: bytes) -> None:
@@ -79,6 +80,10 @@ class Inward:
         elif kind == "close":
             self._keeper.stop("")
         else:
+            if self._file >= 0 and str(frame["name"]) != self._name:  # the last one was given up
+                self._more, self._left = False, 0
+                self._end_piece()
+            self._name = str(frame["name"])
             if self._file < 0:
                 path = os.path.join(self._keeper.files, frame["name"])
                 try:

@@ -16,7 +16,6 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -39,6 +38,8 @@ MOST_IN = 1 << 26
 """Bytes that wait for the worker, beyond which the host has to wait too: then nothing but ending the sandbox helps."""
 PIECE = 48 * 1024
 """Bytes of output in one frame; a multiple of 3."""
+LAST_STEPS = 1.0
+"""Seconds between the end of the worker's channel and its own."""
 FAREWELL = 10.0
 """Seconds for a host that is there to read what is left."""
 _DONE = b'{"t":"done"'
@@ -65,6 +66,7 @@ class Keeper:
         self.at_start = True  # nothing of the worker's line that is to be passed on next has been passed on
         self.reason = ""
         self.stopped = False
+        self.hung_up = False  # the worker ended its channel
         self.status: int | None = None
         self.wake, wake_in = os.pipe()
         os.set_blocking(self.wake, False)
@@ -107,8 +109,12 @@ class Keeper:
             self._watch(self.inp, 0 if in_full else select.POLLIN)
             self._watch(self.out, select.POLLOUT if self.to_host else 0)
             wanted = 0 if out_full else select.POLLIN
-            self._watch(channel, wanted | (select.POLLOUT if self.inbox else 0))
-            for fd, event in self._poll.poll():
+            if not self.hung_up:
+                self._watch(channel, wanted | (select.POLLOUT if self.inbox else 0))
+            events = self._poll.poll(LAST_STEPS * 1000 if self.hung_up else None)
+            if not events:
+                self.stop("it ended its channel")
+            for fd, event in events:
                 if fd == channel:
                     if self.inbox:
                         self.flush_to_worker()
@@ -139,7 +145,11 @@ class Keeper:
         if data:
             output.add(data)
         else:  # the worker and its children closed it: its own copy is for ever, so they are gone
-            self._poll.unregister(output.fd)
+            self.unwatch(output.fd)
+
+    def unwatch(self, fd: int) -> None:
+        if self._watched.pop(fd, None) is not None:
+            self._poll.unregister(fd)
 
     def read_host(self) -> None:
         try:
@@ -197,8 +207,10 @@ class Keeper:
             return False
         except OSError:
             data = b""
-        if not data:  # a worker has no other way to end the channel than to be at its end
-            self.stop("")
+        if not data:
+            if not self.hung_up:
+                self.hung_up = True
+                self.unwatch(self.channel.fileno())
             return False
         data = self.begun + data
         self.begun = b""
@@ -346,5 +358,7 @@ def main(begun: bytes) -> NoReturn:
         farewell(out, bytearray(b"\n" + json.dumps(frame).encode("ascii") + b"\n" + b" " * 8))
     finally:
         if folder:
+            import shutil  # noqa: PLC0415 - it comes up sooner without it
+
             shutil.rmtree(folder, ignore_errors=True)
         os._exit(0)

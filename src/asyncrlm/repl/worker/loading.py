@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import pickle
 from typing import TYPE_CHECKING, Any
 
 from . import codec
@@ -23,9 +22,7 @@ def load(frame: dict[str, Any], descriptors: deque[int]) -> Any:
     form = frame.get("form", "json")
     if "value" in frame:
         value = codec.decode(frame["value"])
-        if form == "pickle":
-            return pickle.loads(value)
-        return value
+        return _unpickle(value) if form == "pickle" else value
     own = frame.get("path") is not None
     if own:
         fd = os.open(frame["path"], os.O_RDONLY | os.O_CLOEXEC)
@@ -39,6 +36,12 @@ def load(frame: dict[str, Any], descriptors: deque[int]) -> Any:
         os.close(fd)
         if own:
             os.unlink(frame["path"])
+
+
+def _unpickle(data: Any) -> Any:
+    import pickle  # noqa: PLC0415 - few hosts send any
+
+    return pickle.loads(data)
 
 
 def _read(fd: int, form: str, own: bool) -> Any:
@@ -57,7 +60,7 @@ def _read(fd: int, form: str, own: bool) -> Any:
         if form == "json":
             return codec.decode(json.loads(data[:]))
         if form == "pickle":
-            return pickle.loads(data)
+            return _unpickle(data)
         raise ValueError(f"unknown form {form!r}")
     except UnicodeDecodeError as error:
         raise ValueError(

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import threading
 import types
 from typing import TYPE_CHECKING, Any
 
+from .lazily import when_imported
+
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Coroutine
 
 PATIENCE = 0.3
 """Seconds that the tasks of an interrupted cell have to end."""
-_real_run: Callable[..., Any] = asyncio.run
 
 
 class Loops:
@@ -25,30 +26,37 @@ class Loops:
     def loop(self) -> asyncio.AbstractEventLoop:
         """The loop of top-level await, set as the main thread's current one."""
         if self._loop is None or self._loop.is_closed():
+            import asyncio  # noqa: PLC0415 - see `lazily.py`
+
             self._loop = asyncio.new_event_loop()
             asyncio.set_event_loop(self._loop)
         return self._loop
 
     def install(self) -> None:
-        asyncio.run = self.run
+        when_imported("asyncio", lambda asyncio: setattr(asyncio, "run", self.run))
 
     def run(self, main: Any, **options: Any) -> Any:
         """Run a coroutine to its end, also where a loop runs already: then in a thread of its own.
 
         Otherwise as `asyncio.run`.
         """
+        import asyncio  # noqa: PLC0415 - see `lazily.py`
+
+        real_run = asyncio.runners.run
         try:
             asyncio.get_running_loop()
         except RuntimeError:
             try:
-                return _real_run(main, **options)
+                return real_run(main, **options)
             finally:
                 if self._loop is not None and threading.current_thread() is threading.main_thread():
                     asyncio.set_event_loop(self._loop)  # asyncio.run leaves none; cells still say get_event_loop()
-        return _in_thread(lambda: _real_run(main, **options))
+        return _in_thread(lambda: real_run(main, **options))
 
     def top_level(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run the code of a cell that awaits. If it is interrupted, the tasks it left are cancelled."""
+        import asyncio  # noqa: PLC0415 - see `lazily.py`
+
         loop = self.loop()
         asyncio.set_event_loop(loop)
         task = loop.create_task(coroutine)
@@ -70,6 +78,8 @@ class Loops:
 def _cancel(loop: asyncio.AbstractEventLoop) -> None:
     """Cancel all tasks and wait a while: one whose next step was lost, as the interrupt hit the loop just before it,
     never ends."""
+    import asyncio  # noqa: PLC0415 - see `lazily.py`
+
     tasks = asyncio.all_tasks(loop)
     for task in tasks:
         task.cancel()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import multiprocessing
 import os
-import platform
 import signal
 import sys
 from typing import Any, NoReturn
@@ -15,6 +13,7 @@ from .answer import Submission
 from .calls import Calls
 from .cells import Cells, Namespace
 from .guard import before_exit, leave
+from .lazily import when_imported
 from .loops import Loops
 from .stdio import Stdio
 from .surface import Surface
@@ -45,8 +44,9 @@ class Worker:
             self.namespace.reserve(name, function)
         self.namespace.reserve("SHOW_VARS", self.namespace.show_vars)
         self.namespace.reserve("SHOW_LIMITS", self.surface.limits)
-        self.python = platform.python_version()
-        multiprocessing.set_start_method("fork", force=True)  # the others start processes that can't reach `__main__`
+        self.python = sys.version.split()[0]
+        # The others start processes that can't reach `__main__`.
+        when_imported("multiprocessing", lambda module: module.set_start_method("fork", force=True))
 
     def serve(self, channel_fd: int, in_force: dict[str, Any]) -> NoReturn:
         """Serve the host at the other end of `channel_fd` until it is gone."""

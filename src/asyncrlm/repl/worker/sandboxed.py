@@ -34,17 +34,19 @@ if TYPE_CHECKING:
         shell: bool  # cells run in IPython's shell
 
 
+NICE = 5
+"""How much lower than the keeper's the priority of cells is, which may have one processor between them."""
 _NAMES = ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/gai.conf", "/etc/services", "/etc/protocols")
 """What looking up a host name reads."""
 
 
-def choose_mode(wanted: str) -> str:
+def choose_mode(options: Options) -> str:
     """How this process will end what it started: see `warden.sweep`; "group" where there is no /proc."""
-    if wanted != "auto":
-        return wanted
+    if options["mode"] != "auto":
+        return options["mode"]
     if os.getpid() == 1:
         return "pidns"
-    if confine.LANDLOCK_ABI >= 6:
+    if options["confine"] and confine.LANDLOCK_ABI >= 6:  # not else: `sudo` works in no domain
         try:
             confine.restrict(scope=confine.SCOPE_SIGNAL)  # the domain that kill(-1) will empty
         except OSError:
@@ -62,7 +64,7 @@ class Lodging:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.mode = choose_mode(options["mode"])
+        self.mode = choose_mode(options)
         folder = options["folder"]
         self.files = os.path.join(folder, "files")
         self.work = options["work"] or os.path.join(folder, "work")
@@ -78,7 +80,10 @@ class Lodging:
             if confine.LINUX:
                 confine.prctl(confine.PR_SET_PDEATHSIG, signal.SIGKILL)
                 confine.prctl(confine.PR_SET_DUMPABLE, 1)
+                with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as f:
+                    f.write("1000")  # out of memory, it is not the keeper that is killed
             birth.take_descriptors(out, err, {channel, *(rule for rule, _ in self.rules)})
+            os.nice(NICE)
             os.chdir(self.work)
             self._set_environment()
             limits = self._limit()

@@ -52,7 +52,8 @@ if TYPE_CHECKING:
 # `random` seeds itself in each.
 _WARM = """
 ast asyncio base64 collections copy dataclasses datetime functools heapq inspect io itertools json linecache math
-operator os pathlib pickle re shutil string struct subprocess textwrap threading time traceback types typing
+multiprocessing operator os pathlib pickle re shutil string struct subprocess textwrap threading time traceback types
+typing
 """
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import time
@@ -116,6 +115,8 @@ def remove_folders(request: Request) -> None:
             os.rmdir(request["work"])
         os.rmdir(folder)
     except OSError:
+        import shutil  # noqa: PLC0415 - a keeper comes up sooner without it
+
         shutil.rmtree(folder, ignore_errors=True)
 
 
