@@ -22,7 +22,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from . import confine, sandboxed, shell, warden
+from . import confine, sandboxed, warden
 from . import main as worker_main
 from .inward import Inward
 from .kept import CHUNK, KeptPipe
@@ -341,6 +341,8 @@ def main(begun: bytes) -> NoReturn:
         sandboxed.extend_path(options["packages"])
         worker = worker_main.prepare()
         if options["shell"]:
+            from . import shell  # noqa: PLC0415 - others start without it
+
             shell.install(worker)
         folder = options["folder"]
         keeper = Keeper(options, (inp, out))
