@@ -17,9 +17,10 @@ __all__ = ["Environment", "Exit", "Printed", "Report", "Sandbox", "Scope", "Sett
 
 _DRIVERS = {
     "local": "asyncrlm.environments.local:LocalEnvironment",
+    "ipython": "asyncrlm.environments.ipython:IPythonEnvironment",
     "docker": "asyncrlm.environments.docker:DockerEnvironment",
 }
-_LATER = ("ipython", "modal", "e2b", "daytona", "prime")
+_LATER = ("modal", "e2b", "daytona", "prime")
 
 
 def environment(environment: str | Environment = "local", kwargs: Mapping[str, Any] | None = None) -> Environment:
@@ -38,6 +39,8 @@ def environment(environment: str | Environment = "local", kwargs: Mapping[str, A
     common = set(Settings.__struct_fields__)
     own = {name for name in driver.__struct_fields__ if not name.startswith("_")} - {"settings"}
     given = dict(kwargs or {})
+    for name in given.keys() & driver.elsewhere.keys():
+        raise ConfigurationError(f"environment_kwargs: {name}: {driver.elsewhere[name]}")
     if unknown := sorted(set(given) - common - own):
         raise ConfigurationError(
             f"environment {environment!r} has no setting {', '.join(map(repr, unknown))}; it has "
