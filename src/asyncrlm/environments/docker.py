@@ -32,6 +32,8 @@ DEFAULT_IMAGE = "python:3.11-slim"
 NOBODY = "65534:65534"
 LABEL = "asyncrlm"
 """Its value says which process made the container: host name, process id and that process's start in clock ticks."""
+CREATE_GRACE = 60.0
+"""Seconds to make a container in, whatever is cancelled meanwhile; it takes a fraction of one."""
 PULL_NEWS = 5.0
 """Seconds between two lines about a pull under way."""
 
@@ -86,6 +88,7 @@ class DockerEnvironment(RemoteEnvironment, frozen=True, kw_only=True):
         imported("aiodocker", "docker")
         if not (self.pool_size and getattr(scope, "long_lived", False)):
             return await super().open(scope)
+        await engine_of(scope, self.docker_host)  # before the pool, so that it is left after it
         pool = await scope.shared(("docker pool", id(self)), lambda: _pool(self))
         return await pool.take(scope)
 
@@ -177,18 +180,24 @@ class DockerMachine(Machine):
 
     async def create(self) -> None:
         environment = self._environment
-        self._engine = engine = await self._scope.shared(
-            ("docker", environment.docker_host), lambda: connected(environment.docker_host)
-        )
-        configuration = environment.configuration(command(environment.python))
-        self._asked = True
+        self._engine = await engine_of(self._scope, environment.docker_host)
         try:
-            self._container = await engine.containers.create(configuration, name=self._name)
+            await self._create()
         except _errors() as error:
             if error.status != 404 or environment.pull == "never":
                 raise SandboxLost(f"docker makes no container of {environment.image!r}: {error.message}") from error
-            await _pull(engine, environment.image)
-            self._container = await engine.containers.create(configuration, name=self._name)
+            await _pull(self._engine, environment.image)
+            await self._create()
+
+    async def _create(self) -> None:
+        environment = self._environment
+        configuration = environment.configuration(command(environment.python))
+        self._asked = True
+        # Cut off, the engine would make it all the same, and perhaps only after it was asked to remove it.
+        with anyio.move_on_after(CREATE_GRACE, shield=True):
+            self._container = await self._engine.containers.create(configuration, name=self._name)
+            return
+        raise SandboxLost(f"docker has not made a container within {CREATE_GRACE:g} s")
 
     async def start(self, command: Sequence[str]) -> None:
         self._stream = self._container.attach(stdin=True, stdout=True, stderr=True)
@@ -250,6 +259,11 @@ def _errors() -> Any:
 
 def _http_errors() -> tuple[type[Exception], ...]:
     return (_errors(), imported("aiohttp", "docker").ClientError)
+
+
+async def engine_of(scope: Scope, host: str | None) -> Any:
+    """The connection to the engine that all runs of a scope share."""
+    return await scope.shared(("docker", host), lambda: connected(host))
 
 
 @asynccontextmanager
