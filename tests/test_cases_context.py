@@ -167,7 +167,6 @@ async def test_a_context_larger_than_a_command_line_loads() -> None:
     [
         ({"persistent": True}, "persistent"),
         ({"compaction": True}, "compaction"),
-        ({"environment": "docker"}, "docker"),
         ({"environment": "modal"}, "modal"),
         ({"environment": "nowhere"}, "local"),
         ({"backend": "anthropic"}, "anthropic"),
