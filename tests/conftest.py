@@ -9,6 +9,10 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from .docker_engine import docker, docker_host
+
+__all__ = ["docker", "docker_host"]
+
 
 @pytest.fixture(params=["asyncio", "trio"])
 def anyio_backend(request: pytest.FixtureRequest) -> str:

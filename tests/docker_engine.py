@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import shutil
 import socket
@@ -14,17 +15,23 @@ import tarfile
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import anyio
 import httpx
+import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
 
 IMAGE = "python:3.11-slim"
 """The name that the driver asks for by default."""
 PROGRAMS = ("/bin/sh", "/bin/cat", "/bin/sleep", "/bin/ls", "/usr/bin/id", "/usr/bin/env")
 UNNEEDED = {"test", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "__pycache__", "site-packages"}
+
+
+REQUIRED = "ASYNCRLM_TESTS_DOCKER"
+"""Set to "required" where an engine can be had: then no test is skipped for want of one."""
 
 
 class NoEngine(Exception):
@@ -47,12 +54,14 @@ def engine() -> Iterator[str]:
     for place in ("data", "exec"):
         (home / place).mkdir()
     quiet = ["--bridge", "none", "--iptables=false", "--ip-forward=false", "--log-level", "error"]
+    ends_with_us = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
     with (home / "log").open("wb") as log:
         daemon = subprocess.Popen(
-            ["dockerd", *map(str, places), "-H", f"unix://{home}/s", *quiet],
+            [*ends_with_us, "dockerd", *map(str, places), "-H", f"unix://{home}/s", *quiet],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
+            start_new_session=True,
         )
     try:
         with httpx.Client(transport=httpx.HTTPTransport(uds=f"{home}/s"), base_url="http://docker", timeout=60) as http:
@@ -74,6 +83,37 @@ def engine() -> Iterator[str]:
             daemon.kill()
             daemon.wait()
         shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def docker_host() -> Iterator[str]:
+    """The address of an engine; skips where none can be had."""
+    with contextlib.ExitStack() as stack:
+        try:
+            address = stack.enter_context(engine())
+        except NoEngine as reason:
+            if os.environ.get(REQUIRED) == "required":
+                pytest.fail(f"no Docker Engine: {reason}")
+            pytest.skip(f"no Docker Engine: {reason}")
+        yield address
+
+
+async def ours(http: httpx.AsyncClient) -> list[dict[str, Any]]:
+    """What the engine lists of our containers, running or not."""
+    wanted = json.dumps({"label": ["asyncrlm"]})
+    return (await http.get("/containers/json", params={"all": "true", "filters": wanted})).json()
+
+
+@pytest.fixture
+async def docker(docker_host: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[httpx.AsyncClient]:
+    """The engine, found as `docker` finds it; no container of ours may be left."""
+    monkeypatch.setenv("DOCKER_HOST", docker_host)
+    transport = httpx.AsyncHTTPTransport(uds=docker_host.removeprefix("unix://"))
+    async with httpx.AsyncClient(transport=transport, base_url="http://docker", timeout=60) as http:
+        yield http
+        with anyio.fail_after(10):
+            while await ours(http):
+                await anyio.sleep(0.05)
 
 
 def _wait_for(address: Path, daemon: subprocess.Popen[bytes], log: Path) -> None:

@@ -372,6 +372,8 @@ def _over(verdict: Verdict, limit: float | None) -> str:
 def _lost(link: Link, verdict: Verdict | None, limit: float | None) -> str:
     if verdict is not None:
         what = f"{_over(verdict, limit)} and did not stop when it was interrupted, so its process was killed"
+        if fate := link.sandbox.fate():
+            what += f" ({fate})"
     else:
         what = f"the process that ran the cell is gone: {link.fate()}"
     return f"{what}. All variables are lost; `context` and tools are loaded again for the next cell."
