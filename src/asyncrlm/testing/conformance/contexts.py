@@ -1,0 +1,129 @@
+"""Checks of contexts: each kind, small, odd and large, arrives as it was."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+from ... import Environment, Repl
+from .base import Conformance, check, expect, printed, same, working
+
+ODD = "é 中 \U0001f600 e\u0301 \u202e, NUL \0, \r\n and \r and \u2028, \x01\x01\x01, \ufeff, \ud800 \udfff\n"
+
+DIGEST = """
+import hashlib
+def digest(value):
+    h = hashlib.sha256()
+    def add(v):
+        if isinstance(v, str): v = v.encode('utf-8', 'surrogatepass')
+        if isinstance(v, bytes): h.update(b'%d:' % len(v)); h.update(v)
+        elif isinstance(v, dict):
+            for k in v: add(k); add(v[k])
+        else:
+            for x in v: add(x)
+    add(value)
+    return h.hexdigest()
+print(type({0}).__name__, len({0}), digest({0}))
+"""
+
+
+def _digest(value: Any) -> str:
+    """As `DIGEST` does it in a cell."""
+    found = hashlib.sha256()
+
+    def add(part: Any) -> None:
+        data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
+        if isinstance(data, bytes):
+            found.update(b"%d:" % len(data))
+            found.update(data)
+        elif isinstance(data, dict):
+            for item in cast("dict[Any, Any]", data).items():
+                add(item)
+        else:
+            for item in data:
+                add(item)
+
+    add(value)
+    return found.hexdigest()
+
+
+@contextmanager
+def _file(data: bytes) -> Generator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "context.txt")
+        path.write_bytes(data)
+        yield path
+
+
+class Contexts(Conformance):
+    """Contexts."""
+
+    async def _arrives(self, repl: Repl, name: str, value: Any) -> None:
+        wanted = f"{type(value).__name__} {len(value)} {_digest(value)}\n"
+        same(await printed(repl, DIGEST.replace("{0}", name)), wanted, f"{name}, a {type(value).__name__}")
+
+    @check()
+    async def test_a_context_of_every_kind(self, environment: Environment) -> None:
+        values: list[Any] = ["", "a text", ODD, ODD * 20_000, b"", bytes(range(256)), bytes(range(256)) * 5_000]
+        values += [{}, {"k": {"l": ["m", b"n"]}, ODD: ODD}, [], ["a", ["b", {"c": "d"}], ODD], [ODD] * 20_000]
+        async with working(Repl(environment, context="the first")) as repl:
+            same(await printed(repl, "print(context)"), "the first\n", "context")
+            for number, value in enumerate(values):
+                await repl.load(f"context_{number}", value)
+                await self._arrives(repl, f"context_{number}", value)
+            value = {"a": [1, 2.5, None, True, (1, 2), {3: 4}, float("-inf"), 10**30], "b": "x" * 300_000}
+            await repl.load("context", value)
+            text = await printed(repl, "context['b'] = len(context['b'])\nprint(context)")
+            same(text, f"{value | {'b': 300_000}}\n", "a context of many types")
+
+    @check()
+    async def test_a_file_as_context(self, environment: Environment) -> None:
+        text = ODD.replace("\ud800 \udfff", "")
+        with _file((text * 20_000).encode()) as path:
+            async with working(Repl(environment, context=path)) as repl:
+                await self._arrives(repl, "context", text * 20_000)
+                path.write_text("another")
+                await repl.load("context_1", path)
+                await self._arrives(repl, "context_1", "another")
+                await self._arrives(repl, "context", text * 20_000)
+
+    @check()
+    async def test_cells_can_not_lose_the_context(self, environment: Environment) -> None:
+        async with working(Repl(environment, context="kept")) as repl:
+            for code in ("context = 5", "del context", "globals().clear()", "import builtins\nbuiltins.context = 1"):
+                await repl.execute(code)
+                same(await printed(repl, "print(context, callable(llm_query))"), "kept True\n", f"after {code!r}")
+
+    @check(slow=True)
+    async def test_a_large_str(self, environment: Environment) -> None:
+        await self._large(environment, ("0123456789" * (self.big // 10))[:-1] + "é")
+
+    @check(slow=True)
+    async def test_large_bytes(self, environment: Environment) -> None:
+        await self._large(environment, bytes(range(250)) * (self.big // 250))
+
+    @check(slow=True)
+    async def test_a_large_dict(self, environment: Environment) -> None:
+        await self._large(environment, {f"part {n}": f"{n:03} é\n" * (self.big // 600) for n in range(100)})
+
+    @check(slow=True)
+    async def test_a_large_list(self, environment: Environment) -> None:
+        await self._large(environment, [f"{n:09} " * 100 for n in range(self.big // 1_000)])
+
+    @check(slow=True)
+    async def test_a_large_file(self, environment: Environment) -> None:
+        text = "0123456\r\n" * (self.big // 9)
+        with _file(text.encode()) as path:
+            async with working(Repl(environment, context=path)) as repl:
+                await self._arrives(repl, "context", text)
+
+    async def _large(self, environment: Environment, value: Any) -> None:
+        async with working(Repl(environment, context=value)) as repl:
+            await self._arrives(repl, "context", value)
+            result = await repl.execute("import os\nos._exit(1)")
+            expect(result.error, "a worker that died with a large context was not told of")
+            same(await printed(repl, "print(len(context))"), f"{len(value)}\n", "the context of the next worker")

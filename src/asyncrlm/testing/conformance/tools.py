@@ -1,0 +1,126 @@
+"""Checks of host tools: values and functions of the caller's that cells use."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+
+from ... import Environment, Repl
+from .base import Conformance, check, expect, printed, report, same, working
+
+
+class Tools(Conformance):
+    """Host tools."""
+
+    @check()
+    async def test_tools_take_and_give_plain_data(self, environment: Environment) -> None:
+        taken: list[Any] = []
+
+        def keep(*args: Any, **kwargs: Any) -> Any:
+            taken.append((args, kwargs))
+            return args[0] if args else None
+
+        async def keep_later(value: Any) -> Any:
+            await anyio.lowlevel.checkpoint()
+            return keep(value)
+
+        values: list[Any] = [None, True, 1.5, float("inf"), 10**30, "é\0\r\n\ud800", b"\0\xff", (1, (2,)), {"k": [{}]}]
+        values += [{1: "a", None: "b"}, "", [], {1, 2}]
+        code = (
+            f"values = {values!r}\n".replace("inf", "float('inf')")
+            + "print([keep(v) == v for v in values], [keep_later(v) == v for v in values], keep(), keep(1, a='b'))"
+        )
+        tools = {"keep": keep, "keep_later": keep_later, "LIMITS": {"low": 1, "high": (2, 3)}}
+        async with working(Repl(environment, custom_tools=tools)) as repl:
+            yes = [True] * len(values)
+            same(await printed(repl, code), f"{yes} {yes} None 1\n", "values that a tool gave back")
+            same([args[0] for args, _ in taken[: len(values)]], values, "what a tool was given")
+            same(taken[-1], ((1,), {"a": "b"}), "arguments of a tool")
+            same(await printed(repl, "print(LIMITS)"), "{'low': 1, 'high': (2, 3)}\n", "a value among the tools")
+            same(await printed(repl, "print(len(keep('x' * 5_000_000)))"), "5000000\n", "a long value given back")
+
+    @check()
+    async def test_what_a_tool_raises_is_raised_in_the_cell(self, environment: Environment) -> None:
+        def plain() -> None:
+            raise ValueError("plain is broken")
+
+        async def later() -> None:
+            raise KeyError("later is broken")
+
+        def leaves() -> None:
+            raise SystemExit("leaving is broken")
+
+        code = "try:\n    {0}()\nexcept BaseException as e:\n    print(type(e).__name__, e)"
+        async with working(Repl(environment, custom_tools={"plain": plain, "later": later, "leaves": leaves})) as repl:
+            for name in ("plain", "later"):
+                text = await printed(repl, code.format(name))
+                expect(f"{name} is broken" in text, f"a cell must read what {name} raised, it read {text!r}")
+            text = await printed(repl, code.format("leaves"))
+            expect("leaving is broken" in text, f"a tool's SystemExit is the cell's, it read {text!r}")
+            result = await repl.execute("plain()")
+            expect("plain is broken" in (result.error or ""), f"uncaught it must be the cell's error: {report(result)}")
+
+    @check()
+    async def test_a_slow_tool_is_not_charged_to_the_cell(self, environment: Environment) -> None:
+        async def slow() -> str:
+            await anyio.sleep(self.cell_timeout * 1.5)  # longer than the limit: that is what is looked at
+            return "done"
+
+        limited = self.varied(environment, cell_timeout=self.cell_timeout)
+        async with working(Repl(limited, custom_tools={"slow": slow})) as repl:
+            same(await printed(repl, "print(slow())"), "done\n", "a tool slower than cell_timeout")
+
+    @check()
+    async def test_tools_of_threads_run_at_once(self, environment: Environment) -> None:
+        barrier = threading.Barrier(3)
+
+        def meet(name: str) -> str:
+            barrier.wait(30)
+            return name.upper()
+
+        code = (
+            "from concurrent.futures import ThreadPoolExecutor\nwith ThreadPoolExecutor(3) as pool:\n"
+            "    print(list(pool.map(meet, 'abc')))"
+        )
+        async with working(Repl(environment, custom_tools={"meet": meet})) as repl:
+            same(await printed(repl, code), "['A', 'B', 'C']\n", "tools that wait for each other")
+
+    @check()
+    async def test_a_tool_is_cancelled_with_its_cell(self, environment: Environment) -> None:
+        begun, cancelled = anyio.Event(), anyio.Event()
+
+        async def hold() -> None:
+            begun.set()
+            try:
+                await anyio.sleep_forever()
+            finally:
+                cancelled.set()
+
+        async with working(Repl(environment, custom_tools={"hold": hold})) as repl:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(repl.execute, "hold()")
+                await begun.wait()
+                tasks.cancel_scope.cancel()
+            expect(cancelled.is_set(), "a tool went on after its cell was cancelled")
+
+    @check()
+    async def test_a_tool_is_cancelled_when_its_cell_has_ended(self, environment: Environment) -> None:
+        begun, cancelled = anyio.Event(), anyio.Event()
+
+        async def hold() -> None:
+            begun.set()
+            try:
+                await anyio.sleep_forever()
+            finally:
+                cancelled.set()
+
+        async def seen() -> None:
+            await begun.wait()
+
+        code = "import threading\nthreading.Thread(target=hold, daemon=True).start()\nseen()\nprint('over')"
+        async with working(Repl(environment, custom_tools={"hold": hold, "seen": seen})) as repl:
+            same(await printed(repl, code), "over\n", "a cell that leaves a thread waiting for a tool")
+            expect(cancelled.is_set(), "a tool went on after the cell that called it had ended")

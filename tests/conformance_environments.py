@@ -1,0 +1,56 @@
+"""The environments that the conformance suite is run on: one line for each."""
+
+from __future__ import annotations
+
+import importlib
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from asyncrlm import Environment
+from asyncrlm.testing import EnvironmentConformance
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+def place(opens: str, *, needs: str | None = None, alive: str | None = None, **attributes: Any) -> type:
+    """The suite for one environment.
+
+    Args:
+        opens: "module:name" of what gives the environment when called: an `Environment`, or a context manager of one
+            (async or not), entered for each check: fake servers are started there. It may `pytest.skip`.
+        needs: The module of an SDK; without it the checks are skipped, and say so.
+        alive: "module:name" of an async function that names what is alive at the provider.
+        **attributes: Of the suite: `backends`, `big`, `cap`, `known_failures`, … (see `Conformance`).
+    """
+
+    class Suite(EnvironmentConformance):
+        @pytest.fixture
+        async def environment(self, anyio_backend: str) -> AsyncIterator[Environment]:
+            if needs is not None:
+                pytest.importorskip(needs, reason=f"{needs} is not installed")
+            made = _found(opens)()
+            async with AsyncExitStack() as stack:
+                if isinstance(made, AbstractAsyncContextManager):
+                    made = await stack.enter_async_context(made)
+                elif isinstance(made, AbstractContextManager):
+                    made = stack.enter_context(made)
+                yield made
+
+        async def leftovers(self) -> set[str]:
+            return {*await super().leftovers(), *(await _found(alive)() if alive else ())}
+
+    return type("Suite", (Suite,), attributes)
+
+
+def _found(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+PLACES = {
+    "Local": place("asyncrlm.environments.local:LocalEnvironment"),
+}
+"""Name → suite, collected as `TestName` by test_conformance.py: `pytest tests/test_conformance.py -k Local`."""
