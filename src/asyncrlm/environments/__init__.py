@@ -15,8 +15,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Environment", "Exit", "Printed", "Report", "Sandbox", "Scope", "Settings", "environment"]
 
-_DRIVERS = {"local": "asyncrlm.environments.local:LocalEnvironment"}
-_LATER = ("ipython", "docker", "modal", "e2b", "daytona", "prime")
+_DRIVERS = {
+    "local": "asyncrlm.environments.local:LocalEnvironment",
+    "modal": "asyncrlm.environments.modal:ModalEnvironment",
+    "daytona": "asyncrlm.environments.daytona:DaytonaEnvironment",
+}
+_LATER = ("ipython", "docker", "e2b", "prime")
 
 
 def environment(environment: str | Environment = "local", kwargs: Mapping[str, Any] | None = None) -> Environment:
@@ -34,7 +38,8 @@ def environment(environment: str | Environment = "local", kwargs: Mapping[str, A
     driver = _driver(environment)
     common = set(Settings.__struct_fields__)
     own = {name for name in driver.__struct_fields__ if not name.startswith("_")} - {"settings"}
-    given = dict(kwargs or {})
+    renamed: Mapping[str, str] = getattr(driver, "renamed", {})
+    given = {renamed.get(key, key): value for key, value in (kwargs or {}).items()}
     if unknown := sorted(set(given) - common - own):
         raise ConfigurationError(
             f"environment {environment!r} has no setting {', '.join(map(repr, unknown))}; it has "
