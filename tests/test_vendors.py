@@ -39,6 +39,7 @@ async def test_cells_with_sub_calls_big_contexts_and_output_in_order(vendor: Ven
             same = f"print(context['bytes'] == bytes(range(256)) * 5000, context['text'] == {text})"
             assert (await r.execute(same)).stdout == "True True\n"
             long = await r.execute("print(len(llm_query('é' * 2_000_000)), '\\x01\\x01\\x01 \\x02' * 3)")
+            assert said(long) == ""
             assert long.stdout == "2000004 " + "\x01\x01\x01 \x02" * 3 + "\n"
             for number in range(20):
                 assert (await r.execute(f"print({number}, x[{number}])")).stdout == f"{number} re: {number}\n"

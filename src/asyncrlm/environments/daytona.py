@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from ..repl.sandbox import Scope
     from .remote import Machine
 
-MINUTE = 60.0
-IDLE_MINUTES = 15
+MINUTE, IDLE_MINUTES = 60.0, 15
 """Minutes after which Daytona ends a sandbox that nobody renews, such as one of a host that was killed."""
 DEFAULT_IMAGE = "python:3.12-slim"
 """For a sandbox with resources of its own, which a snapshot can't have."""
@@ -54,7 +53,7 @@ class DaytonaMachine(PumpedMachine):
     async def create(self) -> None:
         settings: DaytonaEnvironment = self.settings
         asyncio_only("daytona")
-        self._sdk = errors = imported("daytona", "daytona")
+        self._sdk = sdk = imported("daytona", "daytona")
         try:
             client = self._client = await self.scope.shared(
                 ("daytona", settings.api_key, settings.api_url, settings.target), settings.account
@@ -63,7 +62,7 @@ class DaytonaMachine(PumpedMachine):
                 await self.make(client.create(settings.create_params(self.label), timeout=0))
             else:
                 self.vendors = await asked(client.get(settings.sandbox_id))
-        except errors.DaytonaAuthenticationError as error:
+        except sdk.DaytonaAuthenticationError as error:
             raise ConfigurationError(f"Daytona refuses the credentials: {error}") from error
 
     async def start(self, command: Sequence[str]) -> None:
@@ -80,7 +79,7 @@ class DaytonaMachine(PumpedMachine):
             try:
                 await self.vendors.process.send_session_command_input(self.label, self._command, text)
             except self._sdk.DaytonaError as error:
-                raise anyio.BrokenResourceError from error
+                raise self.unheard(error) from error
         self._unsent += rest
 
     async def pump(self) -> None:
@@ -100,8 +99,8 @@ class DaytonaMachine(PumpedMachine):
     async def _follow(self) -> None:
         process, tries = self.vendors.process, 0
         while True:
-            before = self._skip = self._seen
-            broke = "it ended"
+            before, broke = self._seen, "it ended"
+            self._skip = before
             try:
                 await process.get_session_command_logs_async(self.label, self._command, self._take, str)  # str: a no-op
             except Exception as error:  # noqa: BLE001 -- it is a stream's end, and told as such
@@ -194,10 +193,10 @@ class DaytonaEnvironment(VendorEnvironment, frozen=True, kw_only=True):
     image: Any = None
     """A name in a registry or a `daytona.Image`, with a Python. None: `snapshot`, or the vendor's default one."""
     cpu: int | None = None
+    gpu: int | None = None
     memory: int | None = None
     disk: int | None = None
     """GiB, as `memory`."""
-    gpu: int | None = None
     auto_stop_interval: int = IDLE_MINUTES
     """Minutes after which a sandbox that is not renewed, as it is while its run lives, is deleted. 0: never."""
     secrets: dict[str, str] = field(default_factory=dict[str, str])
@@ -224,9 +223,11 @@ class DaytonaEnvironment(VendorEnvironment, frozen=True, kw_only=True):
         wanted = {key: value for key in ("cpu", "memory", "disk", "gpu") if (value := getattr(self, key)) is not None}
         if self.snapshot is not None and (wanted or self.image is not None):
             raise ConfigurationError("snapshot= has an image and resources: leave out image, cpu, memory, disk, gpu")
-        passed = ("auto_stop_interval", "network_allow_list", "domain_allow_list")
-        common = {key: getattr(self, key) for key in passed} | {
+        common = {
             "name": name,
+            "auto_stop_interval": self.auto_stop_interval,
+            "network_allow_list": self.network_allow_list,
+            "domain_allow_list": self.domain_allow_list,
             "language": "python",
             "labels": {"made-by": "asyncrlm", **self.labels},
             "secrets": self.secrets or None,

@@ -73,7 +73,7 @@ class ModalMachine(PumpedMachine):
             self._keeper.stdin.write(data)
             await self._keeper.stdin.drain.aio()
         except Exception as error:  # whatever the SDK means by it, the keeper can't be reached any more
-            raise anyio.BrokenResourceError from error
+            raise self.unheard(error) from error
 
     async def pump(self) -> None:
         """Read, and hear at once if the sandbox ends: its streams would be tried again for ten seconds."""

@@ -13,7 +13,7 @@ import msgspec
 
 from ..repl.sandbox import Report
 from .local import ROWS
-from .remote import Confinement, Machine, RemoteEnvironment
+from .remote import Confinement, Machine, RemoteEnvironment, describe
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
@@ -107,7 +107,7 @@ class PumpedMachine(Machine):
         """The SDK's object for the sandbox, once there is one."""
         self._making: Request[Any] | None = None
         self._read, self._taken = anyio.create_memory_object_stream[bytes](_CHUNKS)
-        self._fate = ""
+        self._fate = self._unheard = ""
 
     async def make(self, request: Coroutine[Any, Any, Any]) -> None:
         """Make the vendor's sandbox by this request."""
@@ -167,8 +167,13 @@ class PumpedMachine(Machine):
     async def leave(self, made: Any) -> None:
         """End the keeper in a sandbox that is not ours."""
 
+    def unheard(self, error: Exception) -> anyio.BrokenResourceError:
+        """For `send`: what it raises. Why matters where nothing else is known of the end."""
+        self._unheard = f"it took no more input: {describe(error)}"
+        return anyio.BrokenResourceError()
+
     def fate(self) -> str:
-        return self._fate
+        return self._fate or self._unheard
 
 
 class VendorEnvironment(RemoteEnvironment, frozen=True, kw_only=True):
