@@ -168,7 +168,7 @@ async def test_a_context_larger_than_a_command_line_loads() -> None:
         ({"persistent": True}, "persistent"),
         ({"compaction": True}, "compaction"),
         ({"environment": "docker"}, "docker"),
-        ({"environment": "modal"}, "modal"),
+        ({"environment": "e2b"}, "e2b"),
         ({"environment": "nowhere"}, "local"),
         ({"backend": "anthropic"}, "anthropic"),
         ({"backend": "azure_openai"}, "azure_openai"),

@@ -22,6 +22,7 @@ from local_support import (
 )
 
 import asyncrlm.errors
+from asyncrlm.environments.ipython import IPythonEnvironment
 from asyncrlm.environments.local import LocalEnvironment
 
 if TYPE_CHECKING:
@@ -35,10 +36,15 @@ def anyio_backend() -> str:
     return "asyncio"  # the attacks are the worker's; the driver's tests run on both
 
 
-@pytest.fixture(scope="module", params=MODES)
+@pytest.fixture(scope="module", params=[*MODES, "ipython"])
 async def scope(request: pytest.FixtureRequest) -> AsyncIterator[PlainScope]:
-    """One template in each mode for all attacks."""
-    async with PlainScope(mode=request.param) as scope:
+    """One template in each mode, and one with IPython's shell, for all attacks."""
+    if request.param == "ipython":
+        pytest.importorskip("IPython", reason="IPython is not installed")
+        async with PlainScope(mode="auto", place=IPythonEnvironment) as scope:
+            yield scope
+        return
+    async with PlainScope(mode=request.param, place=LocalEnvironment) as scope:
         await mode_or_skip(scope, request.param)
         yield scope
 
@@ -77,11 +83,11 @@ async def test_reading_outside_is_denied(scope: PlainScope, tmp_path: Path) -> N
         "HOST": os.getpid(),
         "TMP": str(tmp_path),
     }
-    environment = LocalEnvironment(_mode=scope.mode)
+    environment = scope.place(_mode=scope.mode)
     async with client(scope, environment) as c:
         values["TEMPLATE"] = scope.template._process._popen.pid
         denied(await assault(c, READS | HOST_READS, **values))
-    async with client(scope, _mode=scope.mode, isolation="none", workdir=tmp_path) as c:
+    async with client(scope, scope.place(_mode=scope.mode, isolation="none", workdir=tmp_path)) as c:
         assert through(await assault(c, READS, **values)) == list(READS)
 
 
@@ -89,7 +95,7 @@ async def test_read_paths_and_packages_are_readable(scope: PlainScope, tmp_path:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "b.txt").write_text("there")
     (tmp_path / "c.txt").write_text("not there")
-    environment = LocalEnvironment(_mode=scope.mode, read_paths=(tmp_path / "a",))
+    environment = scope.place(_mode=scope.mode, read_paths=(tmp_path / "a",))
     async with client(scope, environment) as c:
         assert await c.run(f"print(open({str(tmp_path / 'a' / 'b.txt')!r}).read())") == "there\n"
         assert await c.attempt(f"open({str(tmp_path / 'c.txt')!r})")
@@ -156,7 +162,7 @@ async def test_writing_outside_is_denied(scope: PlainScope, tmp_path: Path) -> N
     victim.chmod(0o644)
     before = _looks(victim)
     # Readable, so that descriptors of it are to be had, and passed by the host as well.
-    environment = LocalEnvironment(_mode=scope.mode, read_paths=(victim,))
+    environment = scope.place(_mode=scope.mode, read_paths=(victim,))
     async with client(scope, environment) as c:
         denied(await assault(c, WRITES, VICTIM=str(victim)))
         await c.sandbox.pass_file(victim)
@@ -165,7 +171,7 @@ async def test_writing_outside_is_denied(scope: PlainScope, tmp_path: Path) -> N
         await assault(c, METADATA, VICTIM=str(victim))
         assert _looks(victim) == before
         assert os.listdir(tmp_path) == ["victim"]
-    async with client(scope, _mode=scope.mode, isolation="none") as c:
+    async with client(scope, scope.place(_mode=scope.mode, isolation="none")) as c:
         control = {k: METADATA[k] for k in ("chmod", "utime")}
         assert through(await assault(c, control, VICTIM=str(victim))) == list(control)
         assert _looks(victim) != before
@@ -181,7 +187,7 @@ SUID = {
 
 
 async def test_no_file_that_runs_as_its_owner_is_made(scope: PlainScope, tmp_path: Path) -> None:
-    environment = LocalEnvironment(_mode=scope.mode, workdir=tmp_path)
+    environment = scope.place(_mode=scope.mode, workdir=tmp_path)
     async with client(scope, environment) as c:
         denied(await assault(c, SUID))
     assert not any(p.stat().st_mode & 0o6000 for p in tmp_path.iterdir())
@@ -213,10 +219,10 @@ async def test_there_is_no_network(scope: PlainScope, tmp_path: Path) -> None:
     datagram.bind(str(tmp_path / "d"))
     values = {"PORT": server.getsockname()[1], "STREAM": str(tmp_path / "s"), "DATAGRAM": str(tmp_path / "d")}
     with server, stream, datagram:
-        environment = LocalEnvironment(_mode=scope.mode, read_paths=(tmp_path,))
+        environment = scope.place(_mode=scope.mode, read_paths=(tmp_path,))
         async with client(scope, environment) as c:
             denied(await assault(c, NETWORK, **values))
-        async with client(scope, _mode=scope.mode, isolation="none") as c:
+        async with client(scope, scope.place(_mode=scope.mode, isolation="none")) as c:
             control = {k: NETWORK[k] for k in ("TCP", "UDP", "path", "datagram pair", "raw pair", "upper half")}
             assert through(await assault(c, control, **values)) == list(control)
 
@@ -246,7 +252,7 @@ ON_USER = {
 
 
 async def test_other_processes_are_out_of_reach(scope: PlainScope) -> None:
-    environment = LocalEnvironment(_mode=scope.mode)
+    environment = scope.place(_mode=scope.mode)
     async with client(scope, environment) as neighbour, client(scope, environment) as c:
         template = scope.template._process._popen.pid
         neighbour_pid = _pid(neighbour)
@@ -257,15 +263,15 @@ async def test_other_processes_are_out_of_reach(scope: PlainScope) -> None:
         # From inside, where pid 1 or the parent is the warden: may seem to work, must do nothing.
         if await c.value("print(os.getppid())"):  # 0: outside of the namespace, and os.kill(0, 9) would be suicide
             await c.run("os.kill(os.getppid(), 9)")
-        if scope.mode in ("pidns", "warden"):
+        if scope.template.facts.mode == "pidns":
             await c.run("os.kill(1, 9)")
         await c.run("signal.signal(signal.SIGTERM, signal.SIG_IGN); os.kill(-1, signal.SIGTERM)")
         assert await c.value("print(1)") == 1
         assert await neighbour.value("print(2)") == 2
         assert scope.template._process._popen.poll() is None
-    if scope.mode in ("pidns", "warden"):
+    if scope.template.facts.mode == "pidns":
         return  # even without confinement the host is not to be seen there
-    async with client(scope, _mode=scope.mode, isolation="none") as c:
+    async with client(scope, scope.place(_mode=scope.mode, isolation="none")) as c:
         control = {k: ON_PROCESS[k] for k in ("pidfd", "prlimit", "affinity")}
         affinity = os.sched_getaffinity(0)
         try:
@@ -323,13 +329,13 @@ print(1 if status == 256 else 0)
 
 
 async def test_the_kernel_is_small(scope: PlainScope) -> None:
-    environment = LocalEnvironment(_mode=scope.mode)
+    environment = scope.place(_mode=scope.mode)
     async with client(scope, environment) as c:
         denied(await assault(c, KERNEL))
         if X86:
             assert await c.attempt("raw(0x40000000 | 39)")
             assert await c.value(FOREIGN) == 0
-    async with client(scope, _mode=scope.mode, isolation="none") as c:
+    async with client(scope, scope.place(_mode=scope.mode, isolation="none")) as c:
         # Not clone3: where it works there are two processes that go on with the cell.
         control = {k: KERNEL[k] for k in ("user namespace", "userfaultfd")}
         assert "user namespace" in through(await assault(c, control)) or os.getuid()

@@ -19,6 +19,14 @@ pytestmark = pytest.mark.anyio
 one = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 both = pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
 
+
+@pytest.fixture(params=["local", "ipython"])
+def place(request: pytest.FixtureRequest) -> str:
+    if request.param == "ipython":
+        pytest.importorskip("IPython", reason="IPython is not installed")
+    return request.param
+
+
 TOLD_STOPPED = r"(?i)stopped|interrupted|time limit|timed? ?out"
 
 
@@ -35,9 +43,9 @@ TOLD_STOPPED = r"(?i)stopped|interrupted|time limit|timed? ?out"
     ],
     ids=["loop", "sleep", "await", "event", "stubborn", "c code"],
 )
-async def test_a_cell_that_does_not_end(code: str, kept: bool | None) -> None:
+async def test_a_cell_that_does_not_end(code: str, kept: bool | None, place: str) -> None:
     with anyio.fail_after(10):
-        async with Repl(environment="local", environment_kwargs={"cell_timeout": 0.5}) as repl:
+        async with Repl(environment=place, environment_kwargs={"cell_timeout": 0.5}) as repl:
             await repl.execute("mine = 7")
             stopped = await repl.execute("print('before')\n" + code)
             assert "before" in stopped.stdout
@@ -51,9 +59,9 @@ async def test_a_cell_that_does_not_end(code: str, kept: bool | None) -> None:
 @pytest.mark.parametrize(
     "code", ["exit()", "quit()", "import sys\nsys.exit()", "import sys\nsys.exit(3)", "raise SystemExit"]
 )
-async def test_leaving_ends_the_cell_only(code: str) -> None:
+async def test_leaving_ends_the_cell_only(code: str, place: str) -> None:
     with anyio.fail_after(10):
-        async with Repl(environment="local") as repl:
+        async with Repl(environment=place) as repl:
             left = await repl.execute(f"mine = 7\nprint('before')\n{code}\nprint('after')")
             assert "before" in left.stdout
             assert "after" not in left.stdout
@@ -64,9 +72,9 @@ async def test_leaving_ends_the_cell_only(code: str) -> None:
 @pytest.mark.parametrize(
     "code", ["import os\nos._exit(1)", "import os\nos.kill(os.getpid(), 9)"], ids=["_exit", "kill"]
 )
-async def test_a_worker_that_ends_itself_is_replaced(code: str) -> None:
+async def test_a_worker_that_ends_itself_is_replaced(code: str, place: str) -> None:
     with nothing_left(), anyio.fail_after(10):
-        async with Repl(environment="local", context="CTX") as repl:
+        async with Repl(environment=place, context="CTX") as repl:
             await repl.execute("mine = 7")
             lost = await repl.execute("print('before')\n" + code)
             assert "before" in lost.stdout
@@ -90,9 +98,9 @@ print('made', made)
 
 
 @both
-async def test_a_fork_bomb_stays_where_it_is() -> None:
+async def test_a_fork_bomb_stays_where_it_is(place: str) -> None:
     with nothing_left(), anyio.fail_after(10):
-        async with Repl(environment="local", environment_kwargs={"max_processes": 32}) as repl:
+        async with Repl(environment=place, environment_kwargs={"max_processes": 32}) as repl:
             bomb = await repl.execute(FORKS)
             (made,) = re.findall(r"made (\d+)", bomb.stdout)
             if "refused" in bomb.stdout:
@@ -102,10 +110,10 @@ async def test_a_fork_bomb_stays_where_it_is() -> None:
 
 
 @one
-async def test_a_hundred_megabytes_printed_are_bounded() -> None:
+async def test_a_hundred_megabytes_printed_are_bounded(place: str) -> None:
     flood = "print('HEAD-MARK')\nfor _ in range(100):\n    print('x' * 999_999)\nprint('TAIL-MARK')"
     with anyio.fail_after(10):
-        async with Repl(environment="local") as repl:
+        async with Repl(environment=place) as repl:
             result = await repl.execute(flood)
     assert len(result.stdout) < 200_000
     assert result.stdout.startswith("HEAD-MARK\n")
@@ -119,9 +127,9 @@ async def test_a_hundred_megabytes_printed_are_bounded() -> None:
     [math.nan, {"x": math.inf, "y": [-math.inf, math.nan]}, (1, (2,)), {None: {True: 1.5}}, [b"\0", 10**40], 1 + 2j],
     ids=repr,
 )
-async def test_plain_data_arrives_as_it_is(value: Any) -> None:
+async def test_plain_data_arrives_as_it_is(value: Any, place: str) -> None:
     with anyio.fail_after(10):
-        async with Repl(environment="local", context={"k": value}) as repl:
+        async with Repl(environment=place, context={"k": value}) as repl:
             assert (await repl.execute("print(repr(context['k']))")).stdout == f"{value!r}\n"
 
 
@@ -143,9 +151,9 @@ globals()['\\udcff'] = 1
 
 
 @both
-async def test_odd_values_are_listed_and_kept() -> None:
+async def test_odd_values_are_listed_and_kept(place: str) -> None:
     with anyio.fail_after(10):
-        async with Repl(environment="local") as repl:
+        async with Repl(environment=place) as repl:
             made = await repl.execute(ODD + "print('made')")
             assert made.stdout == "made\n"
             assert {"loop", "knot", "odd", "liar", "surrogate"} <= made.locals.keys()
@@ -175,9 +183,9 @@ async def test_an_answer_that_refers_to_itself_is_text() -> None:
         "print = len = None",
     ],
 )
-async def test_the_next_cell_can_print_again(code: str) -> None:
+async def test_the_next_cell_can_print_again(code: str, place: str) -> None:
     with anyio.fail_after(10):
-        async with Repl(environment="local") as repl:
+        async with Repl(environment=place) as repl:
             await repl.execute("mine = 7")
             await repl.execute(code)
             after = await repl.execute("import sys, builtins\nsys.stdout.write(f'{mine} again\\n')")
@@ -185,12 +193,12 @@ async def test_the_next_cell_can_print_again(code: str) -> None:
 
 
 @both
-async def test_a_cell_may_fork() -> None:
+async def test_a_cell_may_fork(place: str) -> None:
     forked = (
         "import os\npid = os.fork()\nprint('child' if pid == 0 else 'parent', flush=True)\nif pid: os.waitpid(pid, 0)"
     )
     with nothing_left(), anyio.fail_after(10):
-        async with Repl(environment="local") as repl:
+        async with Repl(environment=place) as repl:
             result = await repl.execute(forked)
             assert sorted(result.stdout.split()) == ["child", "parent"]
             assert (await repl.execute("print(pid > 0)")).stdout == "True\n"
@@ -206,9 +214,9 @@ with mp.get_context('fork').Pool(2) as pool:
 
 
 @both
-async def test_a_cell_may_use_multiprocessing() -> None:
+async def test_a_cell_may_use_multiprocessing(place: str) -> None:
     with nothing_left(), anyio.fail_after(10):
-        async with Repl(environment="local") as repl:
+        async with Repl(environment=place) as repl:
             result = await repl.execute(PROCESSES)
             assert "[1, 4, 9]" in result.stdout, (result.stdout, result.stderr, repr(repl))
 

@@ -246,3 +246,57 @@ async def test_a_sandbox_of_yours_is_used_by_all_and_stays(vendor: Vendor) -> No
                 assert (await two.execute("print(llm_query('b'))")).stdout == "re: b\n"
             assert (await keeps.execute("print(x)")).stdout == "1\n"
     assert len(vendor.server.made) == 1
+
+
+@asyncio_only
+async def test_settings_reach_the_vendor(vendor: Vendor) -> None:
+    modal = {
+        "cpu": 2.0,
+        "memory": 512,
+        "tags": {"team": "x"},
+        "secrets": ["s"],
+        "volumes": {"/data": "v"},
+        "timeout": 60,
+    }
+    daytona = {"cpu": 2, "memory": 4, "labels": {"team": "x"}, "volumes": {"/data": "v"}, "timeout": 90}
+    settings = {"modal": modal, "daytona": daytona}[vendor.name]
+    with anyio.fail_after(20):
+        async with Repl(environment=vendor.environment(name="mine", **settings), lm=echo) as r:
+            assert (await r.execute("print(1)")).stdout == "1\n"
+    [box] = vendor.server.seen
+    if vendor.name == "modal":
+        asked = box.definition
+        assert asked.name.startswith("mine-")
+        assert (asked.resources.milli_cpu, asked.resources.memory_mb, asked.timeout_secs) == (2000, 512, 60)
+        assert [mount.mount_path for mount in asked.volume_mounts] == ["/data"]
+        assert asked.network_access.network_access_type == asked.network_access.BLOCKED
+        return
+    assert box.asked["name"].startswith("mine-")
+    wanted = {"cpu": 2, "memory": 4, "ttlMinutes": 2, "networkBlockAll": True, "autoDeleteInterval": 0}
+    assert {key: box.asked[key] for key in wanted} == wanted
+    assert box.asked["labels"]["team"] == "x"
+    assert "python:3.12-slim" in box.asked["buildInfo"]["dockerfileContent"]
+
+
+@asyncio_only
+@pytest.mark.parametrize("renewed", [True, False])
+async def test_daytona_is_renewed_while_a_run_waits(vendor: Vendor, renewed: bool, monkeypatch: Any) -> None:
+    if vendor.name != "daytona":
+        pytest.skip("Modal's sandboxes can't be renewed")
+    monkeypatch.setattr("asyncrlm.environments.daytona.MINUTE", 0.6)
+    vendor.server.minute = 0.6  # type: ignore[attr-defined]
+
+    async def slow(messages: list[dict[str, str]]) -> str:
+        await fact(lambda: vendor.server.requests["touch"] >= 6)
+        return "late"
+
+    if not renewed:
+        vendor.server.failing["touch"] = [(500, "no lease for you")] * 100
+    with anyio.fail_after(20):
+        async with Repl(environment=vendor.environment(auto_stop_interval=1), lm=slow) as r:
+            result = await r.execute("print(llm_query('x'))")
+    if renewed:
+        assert result.stdout == "late\n"
+    else:
+        assert "stopped: no activity; its lease could not be renewed" in said(result)
+        assert "no lease for you" in said(result)

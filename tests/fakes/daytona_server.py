@@ -212,6 +212,7 @@ class DaytonaServer(FakeVendor):
         box.state = self.first_state
         self.boxes[box.id] = box
         self.made.append(box.id)
+        self.seen.append(box)
         self._touch(box)
         if minutes := asked.get("ttlMinutes"):
             box.lives = self.loop.call_later(

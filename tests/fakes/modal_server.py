@@ -115,6 +115,7 @@ class ModalServer(FakeVendor):
         box.tags = {tag.tag_name: tag.tag_value for tag in getattr(request, "tags", ())}
         self.boxes[box.id] = box
         self.made.append(box.id)
+        self.seen.append(box)
         self.loop.call_later(
             wanted.timeout_secs * self.lifetime_of_a_second, lambda: self.loop.create_task(box.end("timeout"))
         )

@@ -38,6 +38,8 @@ class FakeVendor:
         self.late: set[str] = set()
         """Requests that do what they are asked, and wait before they say so."""
         self.waiting: collections.Counter[str] = collections.Counter()
+        self.seen: list[Any] = []
+        """Every sandbox that was ever made, as the protocol's module shows it."""
         self.made: list[str] = []
         self.destroyed: list[str] = []
         self.errors: list[str] = []

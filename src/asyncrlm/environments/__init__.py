@@ -17,10 +17,12 @@ __all__ = ["Environment", "Exit", "Printed", "Report", "Sandbox", "Scope", "Sett
 
 _DRIVERS = {
     "local": "asyncrlm.environments.local:LocalEnvironment",
+    "ipython": "asyncrlm.environments.ipython:IPythonEnvironment",
+    "docker": "asyncrlm.environments.docker:DockerEnvironment",
     "modal": "asyncrlm.environments.modal:ModalEnvironment",
     "daytona": "asyncrlm.environments.daytona:DaytonaEnvironment",
 }
-_LATER = ("ipython", "docker", "e2b", "prime")
+_LATER = ("e2b", "prime")
 
 
 def environment(environment: str | Environment = "local", kwargs: Mapping[str, Any] | None = None) -> Environment:
@@ -40,6 +42,8 @@ def environment(environment: str | Environment = "local", kwargs: Mapping[str, A
     own = {name for name in driver.__struct_fields__ if not name.startswith("_")} - {"settings"}
     renamed: Mapping[str, str] = getattr(driver, "renamed", {})
     given = {renamed.get(key, key): value for key, value in (kwargs or {}).items()}
+    for name in given.keys() & driver.elsewhere.keys():
+        raise ConfigurationError(f"environment_kwargs: {name}: {driver.elsewhere[name]}")
     if unknown := sorted(set(given) - common - own):
         raise ConfigurationError(
             f"environment {environment!r} has no setting {', '.join(map(repr, unknown))}; it has "

@@ -24,10 +24,8 @@ if TYPE_CHECKING:
 
 MINUTE, IDLE_MINUTES = 60.0, 15
 """Minutes after which Daytona ends a sandbox that nobody renews, such as one of a host that was killed."""
-DEFAULT_IMAGE = "python:3.12-slim"
-"""For a sandbox with resources of its own, which a snapshot can't have."""
-RETRIES, RETRY_DELAY = 5, 0.1
-"""Times in a row that a stream is taken up again without anything coming of it."""
+DEFAULT_IMAGE = "python:3.12-slim"  # for a sandbox with resources of its own, which a snapshot can't have
+RETRIES, RETRY_DELAY = 5, 0.1  # of a stream that broke off, without anything coming of it
 _NO_LABELS = {1: None, 2: None}  # of which a part is left where a stream broke off
 
 
@@ -99,8 +97,8 @@ class DaytonaMachine(PumpedMachine):
     async def _follow(self) -> None:
         process, tries = self.vendors.process, 0
         while True:
-            before, broke = self._seen, "it ended"
-            self._skip = before
+            before = self._skip = self._seen
+            broke = "it ended"
             try:
                 await process.get_session_command_logs_async(self.label, self._command, self._take, str)  # str: a no-op
             except Exception as error:  # noqa: BLE001 -- it is a stream's end, and told as such
@@ -184,9 +182,8 @@ class DaytonaEnvironment(VendorEnvironment, frozen=True, kw_only=True):
     name: ClassVar[str] = "daytona"
     api_key: str | None = None
     api_url: str | None = None
-    """None: DAYTONA_API_URL, or the vendor's."""
     target: str | None = None
-    """The region. None: DAYTONA_TARGET, or the organization's."""
+    """The region. None, as for `api_url`: what DAYTONA_TARGET (DAYTONA_API_URL) says, or the vendor."""
     timeout: float | None = None
     """Seconds that a sandbox may live at most, in whole minutes. None: as long as its run."""
     snapshot: str | None = None
@@ -218,7 +215,6 @@ class DaytonaEnvironment(VendorEnvironment, frozen=True, kw_only=True):
         return not self.network_block_all or bool(self.network_allow_list or self.domain_allow_list)
 
     def create_params(self, name: str) -> Any:
-        """What is asked for."""
         sdk = imported("daytona", "daytona")
         wanted = {key: value for key in ("cpu", "memory", "disk", "gpu") if (value := getattr(self, key)) is not None}
         if self.snapshot is not None and (wanted or self.image is not None):

@@ -63,6 +63,7 @@ class LocalEnvironment(Environment, frozen=True, kw_only=True):
     pool_size: int | None = None
     """Workers kept started ahead while the `AsyncRLM` is entered (`async with`), at about 2.5 MB each. A number: the
     runs that begin together; the first waits until all are there. None: up to 16, started by and by. 0: none."""
+    _shell: ClassVar[bool] = False
     _mode: str = "auto"
     _package: Path | None = None
 
@@ -96,9 +97,10 @@ class LocalEnvironment(Environment, frozen=True, kw_only=True):
 
         def template() -> AbstractAsyncContextManager[LocalTemplate]:
             packages = _host_packages() if self.python is None else []
-            return LocalTemplate(python, self._mode, packages, self._package, threads=threads_of(scope))
+            threads = threads_of(scope)
+            return LocalTemplate(python, self._mode, packages, self._package, threads=threads, shell=self._shell)
 
-        shared = await scope.shared(("local", python, self._mode, self._package), template)
+        shared = await scope.shared((self.name, python, self._mode, self._package), template)
         order = shared.orders.get(self)
         if order is None:
             order = shared.orders[self] = self._order(shared.facts)
@@ -116,7 +118,8 @@ class LocalEnvironment(Environment, frozen=True, kw_only=True):
         python = os.fspath(self.python) if self.python is not None else sys.executable
         packages = _host_packages() if self.python is None else []
         shared = await scope.shared(
-            ("local", python, "portable"), lambda: LocalPortable(python, packages, threads=threads_of(scope))
+            (self.name, python, "portable"),
+            lambda: LocalPortable(python, packages, threads=threads_of(scope), shell=self._shell),
         )
         report = Report(environment=self.name, isolation=report_rows)
         work = None if self.workdir is None else str(self.workdir)

@@ -25,6 +25,7 @@ class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     landlock: int
     seccomp: bool
     pid_max: bool
+    ipython: str
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 class LocalPortable:
     """What the runs of one scope share: a folder, locked by the host and by every keeper."""
 
-    def __init__(self, python: str, packages: list[str], *, threads: anyio.CapacityLimiter) -> None:
+    def __init__(self, python: str, packages: list[str], *, threads: anyio.CapacityLimiter, shell: bool) -> None:
         self._python = python
         self._packages = packages
         self._threads = threads
+        self._shell = shell
         self._sandboxes: set[RemoteSandbox] = set()
         self._home = Path()
         self._lock = -1
@@ -73,6 +74,7 @@ class LocalPortable:
             limits=limits,
             keep=keep,
             packages=self._packages,
+            shell=self._shell,
         )
         sandbox = RemoteSandbox(machine, options, report, threads=self._threads)
         try:

@@ -38,7 +38,13 @@ class Process:
     """One template process and its folder."""
 
     def __init__(
-        self, python: str, mode: str, packages: list[str], package: Path, threads: anyio.CapacityLimiter
+        self,
+        python: str,
+        mode: str,
+        packages: list[str],
+        package: Path,
+        threads: anyio.CapacityLimiter,
+        shell: bool,
     ) -> None:
         """Start it; blocks for milliseconds, so call it in a thread.
 
@@ -62,6 +68,7 @@ class Process:
                 "lock": lock,
                 "mode": mode,
                 "packages": packages,
+                "shell": shell,
             }
             with (self.home / "log").open("wb") as log:
                 self._popen = subprocess.Popen(  # noqa: S603 - the interpreter the caller named

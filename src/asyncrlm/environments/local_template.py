@@ -64,8 +64,10 @@ class LocalTemplate:
         package: Path | None = None,
         *,
         threads: anyio.CapacityLimiter,
+        shell: bool = False,
     ) -> None:
-        self._arguments = python, mode, packages, package or Path(repl.__path__[0]) / "worker", threads
+        """`shell`: cells run in IPython's shell, which is made with the template."""
+        self._arguments = python, mode, packages, package or Path(repl.__path__[0]) / "worker", threads, shell
         self._threads = threads
         self._process: Process | None = None
         self._facts: Facts | None = None

@@ -105,6 +105,7 @@ class Options(msgspec.Struct, kw_only=True):
     binary: bool = True
     padding: int = 0
     packages: list[str] = field(default_factory=list[str])
+    shell: bool = False
 
     def line(self) -> bytes:
         """ASCII JSON, as all lines of the stream are."""

@@ -175,6 +175,8 @@ class Environment(Struct, frozen=True, kw_only=True, dict=True):
     """
 
     name: ClassVar[str]
+    elsewhere: ClassVar[dict[str, str]] = {}
+    """Settings that users of this name may look for and that are not here → where they are."""
     settings: Settings = Settings()
 
     async def open(self, scope: Scope) -> Sandbox:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         landlock: int  # the version of its interface, 0 without it
         seccomp: bool
         pid_max: bool
+        ipython: str  # its version, where cells run in its shell
 
     class Request(TypedDict):
         """What a worker is started with: the host's JSON, and the folder that `Template.start` adds."""

@@ -8,7 +8,7 @@ import inspect
 import linecache
 import sys
 import types
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from . import report, spelling
 from .guard import leave
@@ -41,10 +41,17 @@ class Namespace:
         self.names: dict[str, Any] = self.module.__dict__
         self.submission = submission
         self.reserved: dict[str, Any] = {}
+        self.hides: Callable[[str, Any], bool] = lambda _name, _value: False
+        """Whether a name is there for another reason than that a cell has bound it."""
         self._builtins: dict[str, Any] = {**BUILTINS, "input": no_input}
         for name in ("exit", "quit"):
             if not hasattr(builtins, name):
                 self._builtins[name] = sys.exit
+
+    def move(self, module: types.ModuleType) -> None:
+        """Have cells run in `module`."""
+        module.__dict__.update({name: value for name, value in self.names.items() if not name.startswith("__")})
+        self.module, self.names = module, module.__dict__
 
     def reserve(self, name: str, value: Any) -> None:
         """Bind `name` now and again after each cell."""
@@ -63,7 +70,7 @@ class Namespace:
 
     def bound(self) -> dict[str, Any]:
         """What cells have bound, oldest first."""
-        reserved = self.reserved
+        reserved, hides = self.reserved, self.hides
         return {
             name: value
             for name, value in self.names.copy().items()
@@ -71,6 +78,7 @@ class Namespace:
             and name not in reserved
             and name != "answer"
             and not (name.startswith("__") and name.endswith("__"))
+            and not hides(name, value)
         }
 
     def show_vars(self) -> str:
@@ -81,6 +89,38 @@ class Namespace:
         return "\n".join([f"{name}: {report.type_name(value)}" for name, value in bound.items()])
 
 
+class Executor(Protocol):
+    """What runs the code of a cell."""
+
+    def execute(self, source: str, name: str, cell: int) -> None:
+        """Run `source`, called `name` in tracebacks; what it raises is raised. `cell` is 0 for code that is no cell."""
+        ...
+
+    def displayhook(self, value: Any) -> None:
+        """`sys.displayhook` of cells."""
+        ...
+
+
+class Python:
+    """Runs code as the interpreter does."""
+
+    def __init__(self, namespace: Namespace, loops: Loops) -> None:
+        self._namespace = namespace
+        self._loops = loops
+
+    def execute(self, source: str, name: str, cell: int) -> None:
+        names = self._namespace.names
+        for code in _compile(source, name):
+            if code.co_flags & inspect.CO_COROUTINE:
+                self._loops.top_level(eval(code, names))
+            else:
+                exec(code, names)
+
+    def displayhook(self, value: Any) -> None:
+        if value is not None:
+            print(report.short_repr(value, report.MAX_SHOWN))
+
+
 class Cells:
     """Runs cells, one after another, in one namespace."""
 
@@ -89,6 +129,7 @@ class Cells:
         self.namespace = namespace
         self.stdio = stdio
         self.loops = loops
+        self.executor: Executor = Python(namespace, loops)
         self.confined = False
         """Something is denied to cells."""
         self.show_values = False
@@ -100,14 +141,14 @@ class Cells:
         guard = self.wire.guard
         name = f"<cell {cell}>"
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-        sys.displayhook = show
+        sys.displayhook = self.executor.displayhook
         error: BaseException | None = None
         guard.stopped = guard.pending = False
         self.wire.send({}, opens=True)
         guard.armed = True
         try:
             guard.depth = 0
-            self._execute(source, name)
+            self._execute(source, name, cell)
         except BaseException as raised:
             guard.depth = 1
             error = raised
@@ -122,17 +163,12 @@ class Cells:
     def execute(self, source: str, name: str) -> None:
         """Run code that is no cell; what it raises is raised."""
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-        self._execute(source, name)
+        self._execute(source, name, 0)
 
-    def _execute(self, source: str, name: str) -> None:
+    def _execute(self, source: str, name: str, cell: int) -> None:
         if "asyncio" in source or "await" in source:
             self.loops.loop()  # so that get_event_loop() finds one
-        names = self.namespace.names
-        for code in _compile(source, name):
-            if code.co_flags & inspect.CO_COROUTINE:
-                self.loops.top_level(eval(code, names))
-            else:
-                exec(code, names)
+        self.executor.execute(source, name, cell)
 
     def _finish(self, cell: int, error: BaseException | None) -> dict[str, Any]:
         namespace, guard = self.namespace, self.wire.guard
@@ -173,8 +209,7 @@ class Cells:
 def _compile(source: str, name: str) -> list[types.CodeType]:
     """The code of a cell; its last statement on its own if that is an expression, to be shown as a REPL does."""
     tree = ast.parse(source, name)
-    if "lm_query" in source and ("asyncio" in source or "await" in source):
-        spelling.rewrite(tree)
+    spelling.apply(tree, source)
     body = tree.body
     codes: list[types.CodeType] = []
     last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
@@ -185,9 +220,3 @@ def _compile(source: str, name: str) -> list[types.CodeType]:
             compile(ast.Interactive([last]), name, "single", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
         )
     return codes
-
-
-def show(value: Any) -> None:
-    """`sys.displayhook` of cells."""
-    if value is not None:
-        print(report.short_repr(value, report.MAX_SHOWN))

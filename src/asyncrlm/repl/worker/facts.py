@@ -81,6 +81,7 @@ def choose(wanted: str, home: str, lock: int) -> tuple[Facts, namespaces.Nests |
         "landlock": confine.LANDLOCK_ABI,
         "seccomp": syscalls.SECCOMP,
         "pid_max": False,
+        "ipython": "",
     }
     if not syscalls.SECCOMP:  # no table of numbers for this machine: clone can't be called either
         return facts, None

@@ -342,7 +342,11 @@ def main(begun: bytes) -> NoReturn:
             confine.prctl(confine.PR_SET_CHILD_SUBREAPER, 1)
             confine.prctl(confine.PR_SET_DUMPABLE, 0)  # no cell reads our memory or opens our descriptors
         sandboxed.extend_path(options["packages"])
-        worker_main.prepare()
+        worker = worker_main.prepare()
+        if options["shell"]:
+            from . import shell  # noqa: PLC0415 - others start without it
+
+            shell.install(worker)
         folder = options["folder"]
         keeper = Keeper(options, (inp, out))
         try:

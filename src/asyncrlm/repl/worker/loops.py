@@ -69,6 +69,11 @@ class Loops:
                 raise error.with_traceback(where) from None
             raise
 
+    def cancel(self) -> None:
+        """Cancel the tasks that the code of an interrupted cell left."""
+        if self._loop is not None and not self._loop.is_closed():
+            _cancel(self._loop)
+
 
 def _cancel(loop: asyncio.AbstractEventLoop) -> None:
     """Cancel all tasks and wait a while: one whose next step was lost, as the interrupt hit the loop just before it,

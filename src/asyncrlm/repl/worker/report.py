@@ -22,6 +22,8 @@ MAX_SHOWN = 20_000
 _MAX_FRAMES = 60
 _DEEPEST = 20
 _PACKAGE = os.path.dirname(sys._getframe().f_code.co_filename) + os.sep  # pyright: ignore[reportPrivateUsage]
+hidden = [_PACKAGE]
+"""Folders whose frames are left out of tracebacks."""
 _BRACKETS: dict[type, tuple[str, str]] = {list: ("[", "]"), tuple: ("(", ")"), set: ("{", "}"), dict: ("{", "}")}
 _type: Callable[[Any], Any] = type
 _bits: Callable[[Any], int] = int.bit_length
@@ -143,7 +145,7 @@ def describe_error(error: BaseException, *, interrupted: bool, confined: bool) -
         message = str(error)
     except Exception as failure:
         message = f"<its str() raised {type(failure).__name__}>"
-    text = _traceback(error)
+    text = format_error(error)
     if isinstance(error, SystemExit):
         text += "The cell ended here; its variables are kept.\n"
     if confined and not interrupted:
@@ -157,7 +159,8 @@ def describe_error(error: BaseException, *, interrupted: bool, confined: bool) -
     return frame
 
 
-def _traceback(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
+    """The traceback of what a cell raised, from the cell's own code on."""
     trace = error.__traceback__
     while trace is not None and not trace.tb_frame.f_code.co_filename.startswith("<cell "):
         trace = trace.tb_next
@@ -181,12 +184,13 @@ def _trim(report: traceback.TracebackException) -> None:
     """Leave out the worker's own frames, and the middle of a very deep stack."""
     todo = [report]
     seen: set[int] = set()
+    folders = tuple(hidden)
     while todo:
         part = todo.pop()
         if id(part) in seen:
             continue
         seen.add(id(part))
-        frames = [frame for frame in part.stack if not frame.filename.startswith(_PACKAGE)]
+        frames = [frame for frame in part.stack if not frame.filename.startswith(folders)]
         if len(frames) > _MAX_FRAMES:
             frames = frames[: _MAX_FRAMES // 3] + frames[-2 * _MAX_FRAMES // 3 :]
         part.stack[:] = frames
@@ -194,7 +198,7 @@ def _trim(report: traceback.TracebackException) -> None:
         todo.extend(getattr(part, "exceptions", None) or ())
 
 
-_SETTING = '[sandbox] {what}; {how} in environment_kwargs of the "local" environment allows it.'
+_SETTING = "[sandbox] {what}; {how} in environment_kwargs allows it."
 
 
 def _hint(error: BaseException) -> str | None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         binary: bool
         padding: int
         packages: list[str]  # more folders for sys.path
+        shell: bool  # cells run in IPython's shell
 
 
 NICE = 5

@@ -19,6 +19,12 @@ _TAKERS = frozenset({"gather", "as_completed", "wait", "wait_for", "shield", "en
 """Functions of asyncio that take awaitables, or a list of them."""
 
 
+def apply(tree: ast.Module, source: str) -> None:
+    """Rewrite the tree of `source` if there may be anything to rewrite."""
+    if "lm_query" in source and ("asyncio" in source or "await" in source):
+        rewrite(tree)
+
+
 def rewrite(tree: ast.Module) -> None:
     """Change calls in place. Source positions stay, so tracebacks show what the model wrote."""
     nodes = list(ast.walk(tree))

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         lock: int
         mode: str
         packages: list[str]
+        shell: bool
 
 
 # What cells and the worker use most, imported once for all workers. Not more: each megabyte slows every fork, and
@@ -56,13 +57,21 @@ typing
 """
 
 
-def _import_all() -> None:
+def _import_all(with_shell: bool) -> str:
+    """Make all that workers need; the version of the shell, if one is wanted and there."""
     for name in _WARM.split():
         try:
             importlib.import_module(name)
         except ImportError:  # an interpreter built without it
             continue
-    importlib.import_module(".main", __package__).prepare()  # the rest of the worker
+    worker = importlib.import_module(".main", __package__).prepare()  # the rest of the worker
+    version = ""
+    if with_shell:
+        shell = importlib.import_module(".shell", __package__)
+        version = shell.available()
+        if version:
+            shell.install(worker)
+    return version
 
 
 def _only_packages(extra: list[str]) -> list[str]:
@@ -117,8 +126,9 @@ class Template:
         if os.getppid() != options["host"]:
             raise ProcessLookupError("the host is gone")
         self.packages = _only_packages(options["packages"])
-        _import_all()
+        version = _import_all(options["shell"])
         self.facts, self.nests = facts.choose(options["mode"], self.home, self.lock)
+        self.facts["ipython"] = version
         os.mkdir(os.path.join(self.home, "work"), 0o700)
         self.rules = confine.open_rules(self.packages) if self.facts["landlock"] else []
         self.program = b""
