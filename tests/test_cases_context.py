@@ -167,7 +167,7 @@ async def test_a_context_larger_than_a_command_line_loads() -> None:
     [
         ({"persistent": True}, "persistent"),
         ({"compaction": True}, "compaction"),
-        ({"environment": "modal"}, "modal"),
+        ({"environment": "prime"}, "prime"),
         ({"environment": "nowhere"}, "local"),
         ({"backend": "anthropic"}, "anthropic"),
         ({"backend": "azure_openai"}, "azure_openai"),

@@ -206,7 +206,7 @@ def test_garbage_on_a_text_stream_stays_text(keep: Any) -> None:
         "import os, socket\nfor fd in map(int, os.listdir('/proc/self/fd')):\n"
         " try: socket.socket(fileno=os.dup(fd)).send(b'\\xff\\x01\\x01\\x01\\n')\n except OSError: pass"
     )
-    assert keeper.line() == b"   ????"
+    assert [keeper.line() for _ in range(2)] == [b"   ", b"????"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="needs root and unshare")

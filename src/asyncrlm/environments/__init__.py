@@ -19,8 +19,10 @@ _DRIVERS = {
     "local": "asyncrlm.environments.local:LocalEnvironment",
     "ipython": "asyncrlm.environments.ipython:IPythonEnvironment",
     "docker": "asyncrlm.environments.docker:DockerEnvironment",
+    "modal": "asyncrlm.environments.modal:ModalEnvironment",
+    "daytona": "asyncrlm.environments.daytona:DaytonaEnvironment",
 }
-_LATER = ("modal", "e2b", "daytona", "prime")
+_LATER = ("e2b", "prime")
 
 
 def environment(environment: str | Environment = "local", kwargs: Mapping[str, Any] | None = None) -> Environment:
@@ -38,7 +40,8 @@ def environment(environment: str | Environment = "local", kwargs: Mapping[str, A
     driver = _driver(environment)
     common = set(Settings.__struct_fields__)
     own = {name for name in driver.__struct_fields__ if not name.startswith("_")} - {"settings"}
-    given = dict(kwargs or {})
+    renamed: Mapping[str, str] = getattr(driver, "renamed", {})
+    given = {renamed.get(key, key): value for key, value in (kwargs or {}).items()}
     for name in given.keys() & driver.elsewhere.keys():
         raise ConfigurationError(f"environment_kwargs: {name}: {driver.elsewhere[name]}")
     if unknown := sorted(set(given) - common - own):

@@ -39,7 +39,7 @@ class Machine(ABC):
     binary: ClassVar[bool] = False
     """The stream takes any byte, both ways. Otherwise it is given ASCII lines only."""
     padding: ClassVar[int] = 0
-    """Spaces the keeper sends after each line, for a stream that holds back the last few bytes of a chunk."""
+    """Spaces of a blank line that the keeper sends after each line, for a stream that holds back its last few bytes."""
     scratch: str = "/tmp"  # noqa: S108 - of the sandbox
     """A folder of the sandbox that the keeper may write to."""
 
@@ -110,6 +110,8 @@ class Confinement(msgspec.Struct, frozen=True, kw_only=True):
 class RemoteEnvironment(Environment, frozen=True, kw_only=True):
     """A kind of sandbox that a `Machine` reaches. Subclasses define `name` and `machine`."""
 
+    renamed: ClassVar[dict[str, str]] = {}
+    """Other names of settings, in `environment_kwargs`: `name` is the environment's own here."""
     isolation: Literal["auto", "strict", "none"] = "auto"
     """"auto": the worker confines itself as far as the sandbox's kernel allows, beside what the sandbox does. "strict":
     every row of the report holds, or a ConfigurationError at the start. "none": only the sandbox holds it."""

@@ -56,7 +56,10 @@ class Keeper:
     def __init__(self, options: Options, wire: tuple[int, int]) -> None:
         self.inp, self.out = wire
         self.options = options
-        self.pad = b"" if options["binary"] else b" " * options["padding"]
+        padding = 0 if options["binary"] else options["padding"]
+        self.pad = (
+            b" " * padding + b"\n" if padding else b""
+        )  # a whole line: what passes lines on holds back parts of one
         lodging = sandboxed.Lodging(options)
         self.mode, self.files = lodging.mode, lodging.files
         self.host = Inward(self, options["binary"])
@@ -357,7 +360,7 @@ def main(begun: bytes) -> NoReturn:
     except Exception as error:
         sys.stderr.write(f"the keeper failed: {type(error).__name__}: {error}\n")
         frame = {"t": "exited", "reason": f"its keeper failed: {type(error).__name__}: {error}"[:1000]}
-        farewell(out, bytearray(b"\n" + json.dumps(frame).encode("ascii") + b"\n" + b" " * 8))
+        farewell(out, bytearray(b"\n" + json.dumps(frame).encode("ascii") + b"\n" + b" " * 8 + b"\n"))
     finally:
         if folder:
             import shutil  # noqa: PLC0415 - it comes up sooner without it

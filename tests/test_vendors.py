@@ -1,0 +1,302 @@
+"""Sandboxes of vendors, by their own SDKs, on servers of ours that speak what theirs do; see `fakes/`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from asyncrlm import AsyncRLM, ConfigurationError, Repl, SandboxLost
+
+from .helpers import cell, scripted, submit
+from .vendors import SDK_WARNINGS, Vendor, echo, fact, vendor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["vendor"]
+
+pytestmark = [pytest.mark.anyio, *SDK_WARNINGS]
+asyncio_only = pytest.mark.parametrize("anyio_backend", ["asyncio"])
+
+
+def said(result: Any) -> str:
+    return (result.error or "") + result.stderr
+
+
+@asyncio_only
+async def test_cells_with_sub_calls_big_contexts_and_output_in_order(vendor: Vendor) -> None:
+    context = {"bytes": bytes(range(256)) * 5000, "text": "\ud800é\0\x01\x01\x01\x02\x02\x02" * 200_000}
+    with anyio.fail_after(30):
+        async with Repl(environment=vendor.name, lm=echo, context=context) as r:
+            result = await r.execute(
+                "import os, sys, subprocess\nprint('a')\nos.write(1, b'b\\n')\nsubprocess.run(['echo', 'c'])\n"
+                "print('err', file=sys.stderr)\nx = llm_query_batched([str(i) for i in range(500)])\nprint(x[499], 'é')"
+            )
+            assert (result.stdout, result.stderr) == ("a\nb\nc\nre: 499 é\n", "err\n")
+            text = "'\\ud800é\\0\\x01\\x01\\x01\\x02\\x02\\x02' * 200_000"
+            same = f"print(context['bytes'] == bytes(range(256)) * 5000, context['text'] == {text})"
+            assert (await r.execute(same)).stdout == "True True\n"
+            long = await r.execute("print(len(llm_query('é' * 2_000_000)), '\\x01\\x01\\x01 \\x02' * 3)")
+            assert said(long) == ""
+            assert long.stdout == "2000004 " + "\x01\x01\x01 \x02" * 3 + "\n"
+            for number in range(20):
+                assert (await r.execute(f"print({number}, x[{number}])")).stdout == f"{number} re: {number}\n"
+    assert len(vendor.server.made) == 1
+
+
+@asyncio_only
+async def test_a_run_by_name_with_a_child_and_tools(vendor: Vendor) -> None:
+    root = scripted(cell("x = rlm_query('sub') + shout('a')"), submit("'child '"), submit("x"))
+    async with AsyncRLM(root, environment=vendor.name, max_depth=2, custom_tools={"shout": str.upper}) as rlm:
+        with anyio.fail_after(30):
+            assert (await rlm.acompletion("text")).response == "child A"
+    assert len(vendor.server.made) == 2
+
+
+@asyncio_only
+async def test_interrupts_deaths_and_floods(vendor: Vendor) -> None:
+    with anyio.fail_after(40):
+        async with Repl(environment=vendor.environment(cell_timeout=0.3, max_output=1000), lm=echo) as r:
+            flood = await r.execute("print('x' * 5_000_000 + 'end')")
+            assert flood.stdout.endswith("xend\n")
+            assert "cell_timeout" in said(await r.execute("x = 5\nwhile True: pass"))
+            assert (await r.execute("print(x)")).stdout == "5\n"
+            died = await r.execute("import os\nprint('last', flush=True)\nos._exit(3)")
+            assert (died.stdout, "exited with code 3" in said(died)) == ("last\n", True)
+            stubborn = await r.execute("print('before', flush=True)\nsum(range(10**13))")
+            assert "did not stop" in said(stubborn)
+            assert (await r.execute("print(1)")).stdout == "1\n"
+    assert len(vendor.server.made) == 3
+
+
+@asyncio_only
+async def test_several_at_once_have_names_of_their_own(vendor: Vendor) -> None:
+    async def one(number: int) -> None:
+        async with Repl(environment=environment_, lm=echo) as r:
+            assert (await r.execute(f"print(llm_query('{number}'))")).stdout == f"re: {number}\n"
+
+    environment_ = vendor.environment()
+    with anyio.fail_after(40):
+        async with anyio.create_task_group() as group:
+            for number in range(10):
+                group.start_soon(one, number)
+    assert len(set(vendor.server.made)) == 10
+
+
+@asyncio_only
+@pytest.mark.parametrize("kind", ["quota", "broken"])
+async def test_a_sandbox_that_is_refused_says_why(vendor: Vendor, kind: str) -> None:
+    vendor.server.failing[vendor.create] = [vendor.refusals[kind]] * 20
+    with anyio.fail_after(20), pytest.raises(SandboxLost) as caught:
+        async with Repl(environment=vendor.name, lm=echo) as r:
+            await r.execute("1")
+    assert vendor.refusals[kind][1] in str(caught.value)
+
+
+@asyncio_only
+async def test_a_key_that_is_refused_is_the_callers_to_mend(vendor: Vendor, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MODAL_TOKEN_SECRET", "DAYTONA_API_KEY"):
+        monkeypatch.setenv(name, "wrong")
+    with anyio.fail_after(20), pytest.raises(ConfigurationError, match="refuses the credentials"):
+        async with Repl(environment=vendor.name, lm=echo) as r:
+            await r.execute("1")
+    assert vendor.server.made == []
+
+
+@asyncio_only
+async def test_without_a_key_its_variables_are_named(vendor: Vendor, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET", "DAYTONA_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    wanted = {"modal": "MODAL_TOKEN_ID and MODAL_TOKEN_SECRET", "daytona": "DAYTONA_API_KEY"}[vendor.name]
+    with anyio.fail_after(20), pytest.raises(ConfigurationError, match=wanted):
+        async with Repl(environment=vendor.name, lm=echo) as r:
+            await r.execute("1")
+
+
+@pytest.mark.parametrize("anyio_backend", ["trio"])
+async def test_another_loop_is_told_that_it_can_not(vendor: Vendor) -> None:
+    with pytest.raises(ConfigurationError, match=f"environment '{vendor.name}' runs on asyncio only"):
+        async with Repl(environment=vendor.name, lm=echo) as r:
+            await r.execute("1")
+
+
+async def _cancelled_when(vendor: Vendor, so: Callable[[], Any]) -> None:
+    async def use() -> None:
+        async with Repl(environment=vendor.name, lm=echo) as r:
+            await r.execute("print(1)")
+
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as group:
+            group.start_soon(use)
+            await fact(so)
+            group.cancel_scope.cancel()
+            vendor.server.loop.call_later(0.2, lambda: vendor.server.loop.create_task(_let_go(vendor)))
+
+
+async def _let_go(vendor: Vendor) -> None:
+    vendor.server.held.clear()
+    vendor.server.late.clear()
+    await vendor.server._notify()
+
+
+@asyncio_only
+@pytest.mark.parametrize("when", ["held", "late"])
+@pytest.mark.parametrize("stage", ["create", "execute"])
+async def test_cancelled_at_any_stage_nothing_is_left(vendor: Vendor, stage: str, when: str) -> None:
+    name = getattr(vendor, stage)
+    getattr(vendor.server, when).add(name)
+    await _cancelled_when(vendor, lambda: vendor.server.waiting[name])
+    assert vendor.leaked == []
+
+
+@asyncio_only
+async def test_a_maker_that_never_answers_is_found_by_its_name(vendor: Vendor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncrlm.environments.remote_pumped.SETTLE_GRACE", 0.1)
+    vendor.server.late.add(vendor.create)
+    with anyio.fail_after(20), pytest.raises(SandboxLost, match=r"not there within 0\.5 s"):
+        async with Repl(environment=vendor.environment(start_timeout=0.5), lm=echo) as r:
+            await r.execute("1")
+    assert (len(vendor.server.made), vendor.leaked) == (1, [])
+    vendor.server.release(vendor.create)
+
+
+@asyncio_only
+async def test_cancelled_in_a_cell_it_is_destroyed(vendor: Vendor) -> None:
+    async def cancel(messages: list[dict[str, str]]) -> str:
+        group.cancel_scope.cancel()
+        return await anyio.sleep_forever()
+
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as group, Repl(environment=vendor.name, lm=cancel) as r:
+            await r.execute("llm_query('x')")
+    assert (len(vendor.server.made), vendor.leaked) == (1, [])
+
+
+ENDS = {"modal": {"terminated": "it was terminated", "timeout": "after its lifetime of"}}
+ENDS["daytona"] = {"stopped": "says that it is stopped: out of credit", "gone": "says that it is gone"}
+
+
+@asyncio_only
+@pytest.mark.parametrize("which", [0, 1])
+async def test_a_sandbox_that_ends_in_mid_cell_is_lost_with_the_vendors_word(vendor: Vendor, which: int) -> None:
+    how, word = list(ENDS[vendor.name].items())[which]
+
+    async def end(messages: list[dict[str, str]]) -> str:
+        number = len(vendor.server.made) - 1
+        arguments = (number, how, "out of credit") if vendor.name == "daytona" else (number, how)
+        await anyio.to_thread.run_sync(vendor.server.end, *arguments)  # type: ignore[attr-defined]
+        if how == "gone":
+            vendor.server.destroyed.append(vendor.server.made[number])
+        return await anyio.sleep_forever()
+
+    with anyio.fail_after(20):
+        async with Repl(environment=vendor.name, lm=end) as r:
+            assert word in said(await r.execute("llm_query('x')"))
+            assert (await r.execute("print(1)")).stdout == "1\n"
+    assert len(vendor.server.made) == 2
+
+
+@asyncio_only
+async def test_a_run_whose_sandboxes_end_keeps_its_partial_answer(vendor: Vendor) -> None:
+    how = next(iter(ENDS[vendor.name]))
+
+    async def end(_: str) -> str:
+        await anyio.to_thread.run_sync(vendor.server.end, len(vendor.server.made) - 1, how)  # type: ignore[attr-defined]
+        return await anyio.sleep_forever()
+
+    vendor.server.failing[vendor.create] = []
+    root = scripted(cell("answer['content'] = 'so far'"), cell("end('x')"), submit("'after all'"))
+    async with AsyncRLM(root, environment=vendor.name, custom_tools={"end": end}) as rlm:
+        with anyio.fail_after(20):
+            completion = await rlm.acompletion("text")
+    assert completion.response == "after all"
+    assert len(vendor.server.made) == 2
+
+
+@asyncio_only
+async def test_a_stream_that_is_cut_off_goes_on_where_it_was(vendor: Vendor) -> None:
+    with anyio.fail_after(30):
+        async with Repl(environment=vendor.environment(max_output=1_000_000), lm=echo) as r:
+            await r.execute("x = 5")
+            for _ in range(3):
+                vendor.server.cut = 1  # type: ignore[attr-defined]
+                result = await r.execute("print(''.join(f'{n:06}' for n in range(5000)))\nprint(llm_query('a'), x)")
+                assert result.stdout == "".join(f"{n:06}" for n in range(5000)) + "\nre: a 5\n"
+                assert vendor.server.cut == 0  # type: ignore[attr-defined]
+    assert len(vendor.server.made) == 1
+
+
+@asyncio_only
+async def test_an_interpreter_that_is_not_there_is_named(vendor: Vendor) -> None:
+    with anyio.fail_after(20), pytest.raises(SandboxLost, match="no-such-python"):
+        async with Repl(environment=vendor.environment(python="no-such-python"), lm=echo) as r:
+            await r.execute("1")
+
+
+@asyncio_only
+async def test_a_sandbox_of_yours_is_used_by_all_and_stays(vendor: Vendor) -> None:
+    with anyio.fail_after(30):
+        async with Repl(environment=vendor.name, lm=echo) as keeps:
+            await keeps.execute("x = 1")
+            theirs = vendor.environment(sandbox_id=vendor.server.made[0])
+            async with Repl(environment=theirs, lm=echo) as one, Repl(environment=theirs, lm=echo) as two:
+                assert (await one.execute("print(llm_query('a'))")).stdout == "re: a\n"
+                assert (await two.execute("print(llm_query('b'))")).stdout == "re: b\n"
+            assert (await keeps.execute("print(x)")).stdout == "1\n"
+    assert len(vendor.server.made) == 1
+
+
+@asyncio_only
+async def test_settings_reach_the_vendor(vendor: Vendor) -> None:
+    modal = {
+        "cpu": 2.0,
+        "memory": 512,
+        "tags": {"team": "x"},
+        "secrets": ["s"],
+        "volumes": {"/data": "v"},
+        "timeout": 60,
+    }
+    daytona = {"cpu": 2, "memory": 4, "labels": {"team": "x"}, "volumes": {"/data": "v"}, "timeout": 90}
+    settings = {"modal": modal, "daytona": daytona}[vendor.name]
+    with anyio.fail_after(20):
+        async with Repl(environment=vendor.environment(name="mine", **settings), lm=echo) as r:
+            assert (await r.execute("print(1)")).stdout == "1\n"
+    [box] = vendor.server.seen
+    if vendor.name == "modal":
+        asked = box.definition
+        assert asked.name.startswith("mine-")
+        assert (asked.resources.milli_cpu, asked.resources.memory_mb, asked.timeout_secs) == (2000, 512, 60)
+        assert [mount.mount_path for mount in asked.volume_mounts] == ["/data"]
+        assert asked.network_access.network_access_type == asked.network_access.BLOCKED
+        return
+    assert box.asked["name"].startswith("mine-")
+    wanted = {"cpu": 2, "memory": 4, "ttlMinutes": 2, "networkBlockAll": True, "autoDeleteInterval": 0}
+    assert {key: box.asked[key] for key in wanted} == wanted
+    assert box.asked["labels"]["team"] == "x"
+    assert "python:3.12-slim" in box.asked["buildInfo"]["dockerfileContent"]
+
+
+@asyncio_only
+@pytest.mark.parametrize("renewed", [True, False])
+async def test_daytona_is_renewed_while_a_run_waits(vendor: Vendor, renewed: bool, monkeypatch: Any) -> None:
+    if vendor.name != "daytona":
+        pytest.skip("Modal's sandboxes can't be renewed")
+    monkeypatch.setattr("asyncrlm.environments.daytona.MINUTE", 0.6)
+    vendor.server.minute = 0.6  # type: ignore[attr-defined]
+
+    async def slow(messages: list[dict[str, str]]) -> str:
+        await fact(lambda: vendor.server.requests["touch"] >= 6)
+        return "late"
+
+    if not renewed:
+        vendor.server.failing["touch"] = [(500, "no lease for you")] * 100
+    with anyio.fail_after(20):
+        async with Repl(environment=vendor.environment(auto_stop_interval=1), lm=slow) as r:
+            result = await r.execute("print(llm_query('x'))")
+    if renewed:
+        assert result.stdout == "late\n"
+    else:
+        assert "stopped: no activity; its lease could not be renewed" in said(result)
+        assert "no lease for you" in said(result)

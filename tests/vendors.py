@@ -1,0 +1,135 @@
+"""Vendors' environments against servers of ours, for whatever test asks for `vendor`."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import psutil
+import pytest
+from msgspec import Struct
+
+from asyncrlm.environments import environment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from .fakes.served import FakeVendor
+
+NAMES = ("modal", "daytona")
+SDK_WARNINGS = (
+    # The SDK's own generated models, when they are imported.
+    pytest.mark.filterwarnings("ignore:`server_url` is deprecated:DeprecationWarning"),
+    # It sends a line of input as one body, which aiohttp finds large above a MiB.
+    pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning"),
+)
+
+
+class Vendor(Struct):
+    name: str
+    server: FakeVendor
+    create: str
+    """The name of the request that makes a sandbox."""
+    execute: str
+    read: str
+    send: str
+    destroy: str
+    refusals: dict[str, Any]
+    """Kind of refusal → what such a request ends with."""
+
+    def environment(self, **kwargs: Any) -> Any:
+        return environment(self.name, kwargs)
+
+    @property
+    def leaked(self) -> list[str]:
+        return sorted(set(self.server.made) - set(self.server.destroyed))
+
+
+def modal_vendor(patch: pytest.MonkeyPatch, folder: str, version: str = "1") -> Iterator[Vendor]:
+    pytest.importorskip("modal", reason="the SDK of modal is not installed")
+    from grpclib import Status
+
+    from asyncrlm.environments.modal import ModalMachine
+
+    from .fakes.modal_server import TOKEN, ModalServer
+
+    with ModalServer() as server:
+        patch.setenv("MODAL_SERVER_URL", server.url)
+        patch.setenv("MODAL_TOKEN_ID", TOKEN[0])
+        patch.setenv("MODAL_TOKEN_SECRET", TOKEN[1])
+        patch.setenv("MODAL_SANDBOX_V2", version)
+        patch.setattr(ModalMachine, "scratch", folder)
+        second = "V2" if version == "1" else ""
+        yield Vendor(
+            name="modal",
+            server=server,
+            create=f"SandboxCreate{second}",
+            execute="TaskExecStart",
+            read="TaskExecStdioRead",
+            send="TaskExecStdinWrite",
+            destroy=f"SandboxTerminate{second}",
+            refusals={
+                "quota": (Status.RESOURCE_EXHAUSTED, "the workspace is over its limit"),
+                "broken": (Status.FAILED_PRECONDITION, "no worker took it"),
+                "token": (Status.UNAUTHENTICATED, "the token was revoked"),
+            },
+        )
+
+
+def daytona_vendor(patch: pytest.MonkeyPatch, folder: str) -> Iterator[Vendor]:
+    pytest.importorskip("daytona", reason="the SDK of daytona is not installed")
+    from asyncrlm.environments.daytona import DaytonaMachine
+
+    from .fakes.daytona_server import KEY, DaytonaServer
+
+    with DaytonaServer() as server:
+        patch.setenv("DAYTONA_API_URL", f"{server.url}/api")
+        patch.setenv("DAYTONA_API_KEY", KEY)
+        patch.setattr(DaytonaMachine, "scratch", folder)
+        yield Vendor(
+            name="daytona",
+            server=server,
+            create="create",
+            execute="execute",
+            read="logs",
+            send="input",
+            destroy="delete",
+            refusals={
+                "quota": (429, "Total CPU quota exceeded"),
+                "broken": (500, "no runner took it"),
+                "token": (401, "Invalid credentials"),
+            },
+        )
+
+
+@pytest.fixture(params=["modal", "modal-v1", "daytona"])
+def vendor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[Vendor]:
+    """A vendor; at the end all that was made is destroyed, no process is left, and all that was asked was known."""
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    folder = tmp_path / "sandboxes"
+    folder.mkdir()
+    makers: dict[str, Callable[[], Iterator[Vendor]]] = {
+        "modal": lambda: modal_vendor(monkeypatch, str(folder)),
+        "modal-v1": lambda: modal_vendor(monkeypatch, str(folder), "0"),
+        "daytona": lambda: daytona_vendor(monkeypatch, str(folder)),
+    }
+    for name in [name for name in os.environ if name.startswith(("MODAL_", "DAYTONA_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)  # where there is no `.env`
+    for one in makers[request.param]():
+        yield one
+        assert one.server.unknown == []
+        assert one.leaked == []
+    assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
+
+
+async def echo(messages: list[dict[str, str]]) -> str:
+    return "re: " + messages[-1]["content"]
+
+
+async def fact(what: Callable[[], Any]) -> None:
+    """Wait until it is so."""
+    with anyio.fail_after(10):
+        while not what():
+            await anyio.sleep(0.005)
