@@ -18,8 +18,9 @@ __all__ = ["Environment", "Exit", "Printed", "Report", "Sandbox", "Scope", "Sett
 _DRIVERS = {
     "local": "asyncrlm.environments.local:LocalEnvironment",
     "ipython": "asyncrlm.environments.ipython:IPythonEnvironment",
+    "e2b": "asyncrlm.environments.e2b:E2BEnvironment",
 }
-_LATER = ("docker", "modal", "e2b", "daytona", "prime")
+_LATER = ("docker", "modal", "daytona", "prime")
 
 
 def environment(environment: str | Environment = "local", kwargs: Mapping[str, Any] | None = None) -> Environment:

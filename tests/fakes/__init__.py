@@ -1,0 +1,1 @@
+"""Servers that speak the protocols of vendors, for their real SDKs."""
