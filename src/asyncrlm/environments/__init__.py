@@ -18,9 +18,10 @@ __all__ = ["Environment", "Exit", "Printed", "Report", "Sandbox", "Scope", "Sett
 _DRIVERS = {
     "local": "asyncrlm.environments.local:LocalEnvironment",
     "ipython": "asyncrlm.environments.ipython:IPythonEnvironment",
+    "docker": "asyncrlm.environments.docker:DockerEnvironment",
     "e2b": "asyncrlm.environments.e2b:E2BEnvironment",
 }
-_LATER = ("docker", "modal", "daytona", "prime")
+_LATER = ("modal", "daytona", "prime")
 
 
 def environment(environment: str | Environment = "local", kwargs: Mapping[str, Any] | None = None) -> Environment:
