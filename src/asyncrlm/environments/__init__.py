@@ -21,8 +21,9 @@ _DRIVERS = {
     "docker": "asyncrlm.environments.docker:DockerEnvironment",
     "modal": "asyncrlm.environments.modal:ModalEnvironment",
     "daytona": "asyncrlm.environments.daytona:DaytonaEnvironment",
+    "e2b": "asyncrlm.environments.e2b:E2BEnvironment",
 }
-_LATER = ("e2b", "prime")
+_LATER = ("prime",)
 
 
 def environment(environment: str | Environment = "local", kwargs: Mapping[str, Any] | None = None) -> Environment:
