@@ -40,6 +40,7 @@ LMErrorKind = Literal[
     "empty",
     "refusal",
     "replay_miss",
+    "schema",
     "other",
 ]
 

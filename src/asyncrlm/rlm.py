@@ -183,12 +183,14 @@ class AsyncRLM:
             prompt: A str, bytes, dict, list, or a `pathlib.Path` to a text file.
             root_prompt: The question.
             tags: Kept with the result and in the log.
-            **overrides: Limits, `sampling_args`, `custom_tools` or `tenant` for this call alone.
+            **overrides: For this call alone: limits, `sampling_args`, `custom_tools`, `tenant`, or `response_format`,
+                what the answer must be: a type that msgspec or pydantic can handle, a JSON schema, or OpenAI's own
+                form of one. `parsed` of the result is then its value, `response` its JSON.
 
         Raises:
             ConfigurationError: if the call itself is wrong.
             LimitError: when a limit of the tree is met (`on_limit="raise"`).
-            LMError: when the root model can't be asked.
+            LMError: when the root model can't be asked; of kind "schema" when no answer of it fits `response_format`.
             SandboxLost: when cells can't be run.
         """
         return await self.complete(self.prepare(overrides), prompt, root_prompt, tags)
@@ -232,7 +234,7 @@ class AsyncRLM:
             async with self._engine.lease() as scope, call.watched(listener) as watching:
                 tree = Tree(call, scope, watching)
                 root = tree.router.root()
-                run = Run(tree, prompt=prompt, root=root, root_prompt=root_prompt, tags=tags)
+                run = Run(tree, prompt=prompt, root=root, root_prompt=root_prompt, tags=tags, shape=call.shape)
                 call.begin(run, watching)
                 try:
                     with one_error():
@@ -244,6 +246,7 @@ class AsyncRLM:
                     root_model=root.model,
                     prompt=prompt,
                     response=result.response,
+                    parsed=result.parsed,
                     usage_summary=tree.ledger.usage(),
                     execution_time=run.seconds,
                     metadata=watching.metadata(),

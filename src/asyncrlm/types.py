@@ -13,7 +13,8 @@ StopReason = Literal["answer", "max_iterations", "limit", "text"]
 
 def _plain(value: Any) -> Any:
     """What `to_dict` writes for a value that has no JSON form of its own."""
-    return str(value)
+    dump: Any = getattr(value, "model_dump", None)
+    return dump(mode="json") if callable(dump) else str(value)
 
 
 def _text_keys(value: Any) -> Any:
@@ -139,6 +140,7 @@ class RLMChatCompletion(_Record):
     limit_reached: str | None = None
     """The first limit that the tree met, though there is a response: it may lack what sub-calls were to add."""
     parsed: Any = None
+    """The answer as `response_format` asked for it, checked; None without one."""
     tags: dict[str, Any] | None = None
 
     def __repr__(self) -> str:

@@ -10,13 +10,14 @@ from typing import Any, Protocol
 import anyio
 import msgspec
 
-from ..errors import ConfigurationError, LimitError, RLMError
+from ..errors import LimitError, RLMError
 from ..events import Listener
 from ..observe.log import get_logger
 from ..repl.tools import HostTools
 from ..types import UsageSummary
 from .configure import checked_tenant, refuse_unknown_prices
 from .settings import Configuration, checked_limits
+from .shapes import shape_of
 
 
 class Reached(Protocol):
@@ -40,10 +41,8 @@ class Call:
         self._run: Reached | None = None
         self._watching: Watching | None = None
         overrides = dict(overrides)
-        if overrides.pop("response_format", None) is not None:
-            raise ConfigurationError(
-                "response_format comes with a later release; until then ask for JSON and parse completion.response"
-            )
+        self.shape = shape_of(overrides.pop("response_format", None))
+        """What the answer must be; None for any text."""
         self.sampling_args: dict[str, Any] = dict(overrides.pop("sampling_args", None) or {})
         """Of this call's root model, on top of those of the configuration."""
         self.tenant: str | None = checked_tenant(overrides.pop("tenant", None)) or configuration.tenant

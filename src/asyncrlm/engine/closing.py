@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import anyio
 from msgspec import Struct
 
@@ -11,10 +13,11 @@ from ..repl.session import Session
 from ..types import StopReason
 from . import prompts as words
 from .parsing import looks_like_code, parse_reply
-from .plain import without_code
+from .plain import strip_thinking, without_code
 from .settings import CLOSING_GROWTH, CLOSING_MESSAGE, CLOSING_SECONDS, CLOSING_SHARE, CLOSING_TOKENS
 from .tree import Tree
 from .turns import Turns
+from .typed import Answers
 
 
 class RunResult(Struct, frozen=True, kw_only=True):
@@ -26,14 +29,17 @@ class RunResult(Struct, frozen=True, kw_only=True):
     """Why the response is no answer; None where it is one."""
     limit: str | None = None
     """The limit that ended the loop, if one did."""
+    parsed: Any = None
+    """The answer as its caller asked for it, checked."""
 
 
 class Closing:
     """The end of one run, and what is kept for it while the loop goes on."""
 
-    def __init__(self, tree: Tree, turns: Turns, *, depth: int, root_prompt: str | None) -> None:
+    def __init__(self, tree: Tree, turns: Turns, answers: Answers, *, depth: int, root_prompt: str | None) -> None:
         self._tree = tree
         self._turns = turns
+        self._answers = answers
         self._is_root = not depth
         self._root_prompt = root_prompt
         self._answers_limits = self._is_root and tree.limits.on_limit == "answer"
@@ -62,23 +68,43 @@ class Closing:
 
         Raises:
             LimitError: if it is to be raised, or there is nothing to give in its place.
-            LMError: if all turns are used up, and the last one failed; of a child, also if it gave nothing.
+            LMError: if all turns are used up, and the last one failed; of a child, also if it gave nothing. Of kind
+                "schema", if no answer fits what was asked for.
         """
         reached = None if limit is None else str(limit)
-        if answer := _submitted(session):
-            return RunResult(response=answer, stop_reason="answer", limit=reached)
+        if (answer := _submitted(session)) and (fit := await self._answers.read(answer)) is not None:
+            return RunResult(response=fit.text, parsed=fit.value, stop_reason="answer", limit=reached)
         if limit is not None and not self._answers_limits:
             raise limit
         stop_reason: StopReason = "max_iterations" if limit is None else "limit"
         with anyio.CancelScope(deadline=self._deadline()):
             text = await self._last_turn(session, limit)
+            if self._answers.shape is not None:
+                return await self._fitting(text, stop_reason, limit)
             error = None if text else self._no_answer()
             return RunResult(response=text, stop_reason=stop_reason, error=error, limit=reached)
         limit = limit or self._tree.time_is_up()
         text = self._best_text(session) if self._answers_limits else _submitted(session)
         if not text:
             raise limit
+        if self._answers.shape is not None:
+            with anyio.CancelScope(shield=True):  # it is there; only its check is left
+                return await self._fitting(text, stop_reason, limit)
         return RunResult(response=text, stop_reason=stop_reason, limit=str(limit))
+
+    async def _fitting(self, text: str, stop_reason: StopReason, limit: LimitError | None) -> RunResult:
+        """The result of a last turn that must be of a shape.
+
+        Raises:
+            LMError: of kind "schema", if it is not.
+        """
+        fit = await self._answers.read(text) if text else None
+        if fit is None:
+            raise self._answers.failure(
+                f"{self._turns.number:,} turns are used up" if limit is None else str(limit)
+            ) from limit
+        reached = None if limit is None else str(limit)
+        return RunResult(response=fit.text, parsed=fit.value, stop_reason=stop_reason, limit=reached)
 
     async def _last_turn(self, session: Session, limit: LimitError | None) -> str:
         """Ask once more, for an answer from what there is.
@@ -91,8 +117,9 @@ class Closing:
         all_used = "the only turn is used up" if most == 1 else f"all {most:,} turns are used up"
         why = all_used if limit is None else str(limit)
         turns.begin()
-        prompts = self._tree.configuration.prompts
-        turns.history.user(words.closing_message(prompts, reason=why, root_prompt=self._root_prompt))
+        prompts, shape = self._tree.configuration.prompts, self._answers.shape
+        schema = "" if shape is None else shape.stated
+        turns.history.user(words.closing_message(prompts, reason=why, root_prompt=self._root_prompt, schema=schema))
         model = turns.root.model
         silence = LMError(f"model {model!r} gave no answer in its last turn: {why}", kind="empty")
         failure: Exception = silence
@@ -136,11 +163,12 @@ class Closing:
         """The answer that a last reply gives; "" if none. Its code is run for its answer, never returned."""
         for code in parse_reply(reply.text, cut_off=reply.cut_off).cells:
             outcome = await self._turns.run_cell(session, code)
-            if outcome.answer is not None and not outcome.answer.empty:
-                return outcome.answer.content
+            answer = outcome.answer
+            if answer is not None and not answer.empty and await self._answers.read(answer.content) is not None:
+                return answer.content
             if outcome.lost is not None:
                 break
-        return _prose(reply.text)
+        return _prose(reply.text) if self._answers.shape is None else strip_thinking(reply.text)
 
     def partial_answer(self, session: Session | None) -> str | None:
         """The best of a run that ends in an error: its answer as it stands, or a last reply that ran no code."""

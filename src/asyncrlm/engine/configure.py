@@ -144,9 +144,9 @@ def check_overrides(overrides: Mapping[str, Any], given: Iterable[str]) -> Mappi
     Raises:
         ConfigurationError: naming the right form.
     """
-    known = (*Limits.__struct_fields__, "sampling_args", "custom_tools", "tenant")
+    known = (*Limits.__struct_fields__, "sampling_args", "custom_tools", "tenant", "response_format")
     for name in overrides:
-        if name in known or name == "response_format":
+        if name in known:
             continue
         if name in given or name in _ELSEWHERE:
             hint = f"{_ELSEWHERE.get(name, name)} is given to the constructor; "

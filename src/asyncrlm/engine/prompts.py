@@ -23,6 +23,8 @@ __all__ = [
     "closing_message",
     "context_message",
     "empty_answer_message",
+    "misfit_message",
+    "shape_message",
     "system_prompt",
     "turn_message",
 ]
@@ -268,6 +270,20 @@ def empty_answer_message(prompts: Prompts = DEFAULT_PROMPTS) -> str:
     return clean(prompts.empty_answer)
 
 
-def closing_message(prompts: Prompts = DEFAULT_PROMPTS, *, reason: str, root_prompt: str | None = None) -> str:
-    """The request for a last reply, in plain text, of a run that met a limit: `reason` says which."""
-    return clean(fill(prompts.closing, reason=reason.rstrip("."), question=_question(prompts, root_prompt)))
+def closing_message(
+    prompts: Prompts = DEFAULT_PROMPTS, *, reason: str, root_prompt: str | None = None, schema: str = ""
+) -> str:
+    """The request for a last reply, as text or JSON of `schema`, of a run that met a limit: `reason` says which."""
+    shape = fill(prompts.closing_shape, schema=schema) if schema else ""
+    return clean(fill(prompts.closing, reason=reason.rstrip("."), question=_question(prompts, root_prompt)) + shape)
+
+
+def shape_message(prompts: Prompts = DEFAULT_PROMPTS, schema: str = "", *, in_cell: bool = True) -> str:
+    """That the answer must fit a JSON schema, submitted in a cell or as the whole reply."""
+    how = prompts.shape_in_cell if in_cell else prompts.shape_in_text
+    return clean(fill(prompts.shape, how=how, schema=schema)).strip("\n")
+
+
+def misfit_message(prompts: Prompts = DEFAULT_PROMPTS, problem: str = "", *, in_cell: bool = True) -> str:
+    """Why an answer was refused."""
+    return clean(fill(prompts.misfit if in_cell else prompts.misfit_in_text, problem=problem.rstrip(".")))

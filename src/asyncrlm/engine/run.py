@@ -24,9 +24,11 @@ from .parsing import parse_reply
 from .plain import plain_text, strip_thinking
 from .services import RunServices
 from .settings import MAX_EMPTY_REPLIES
+from .shapes import Shape
 from .telling import Telling
 from .tree import Tree
 from .turns import Turns
+from .typed import Answers
 
 
 class Run:
@@ -45,6 +47,7 @@ class Run:
         parent_id: str | None = None,
         tags: dict[str, Any] | None = None,
         path: str = "",
+        shape: Shape | None = None,
     ) -> None:
         self.tree = tree
         self.path = path  # the calls that led here: the same in a replay
@@ -64,7 +67,8 @@ class Run:
         self._telling = Telling(tree, self.stamp)
         self._turns = Turns(tree, root, self._telling, run_id=self.run_id, path=path)
         self._history = self._turns.history
-        self._closing = Closing(tree, self._turns, depth=depth, root_prompt=root_prompt)
+        self._answers = Answers(shape, self._configuration.prompts, tree.scope.threads)
+        self._closing = Closing(tree, self._turns, self._answers, depth=depth, root_prompt=root_prompt)
         self._result: RunResult | None = None
 
     # ---- what the tree and the services ask of a run ----
@@ -135,10 +139,25 @@ class Run:
         """No depth for a REPL: the prompt goes to the model as it is."""
         with anyio.CancelScope(deadline=self.tree.deadline):
             self._history.user(await plain_text(self._prompt, self._root_prompt, self.tree.scope.threads))
+            self._history.user(self._answers.asked_in_text)
             text = strip_thinking(reply_text(await self._turns.ask()))
+            if self._answers.shape is not None:
+                return await self._plain_answer(text)
             error = None if text.strip() else f"model {self._root.model!r} gave an empty reply"
             return RunResult(response=text, stop_reason="text", error=error)
         raise self.tree.time_is_up()
+
+    async def _plain_answer(self, text: str) -> RunResult:
+        """An answer of the shape that was asked for, mended once if it is not."""
+        answers = self._answers
+        fit = await answers.read(text)
+        if fit is None:
+            self._history.assistant(text)
+            self._history.user(answers.refusal_in_text)
+            fit = await answers.read(strip_thinking(reply_text(await self._turns.ask())))
+        if fit is None:
+            raise answers.failure(f"model {self._root.model!r} was asked twice")
+        return RunResult(response=fit.text, parsed=fit.value, stop_reason="text")
 
     async def _with_session(self, context: ContextInfo) -> RunResult:
         configuration, tree = self._configuration, self.tree
@@ -190,6 +209,7 @@ class Run:
                 root_prompt=self._root_prompt,
             )
         )
+        self._history.user(self._answers.asked)
         if configuration.user_prologue:
             self._history.user(configuration.user_prologue)
 
@@ -251,9 +271,9 @@ class Run:
             outcome = await self._turns.run_cell(session, code)
             outcomes.append(outcome)
             failed = failed or outcome.error is not None or outcome.lost is not None
-            if self._accept(outcome):
+            if await self._accept(outcome):
                 return
-            if outcome.lost is not None:
+            if outcome.lost is not None or self._answers.newly_refused:
                 break
         if outcomes:
             self._failed_turns = self._failed_turns + 1 if failed else 0
@@ -265,18 +285,23 @@ class Run:
                 outcomes,
                 problem=problem,
                 skipped=skipped,
-                skipped_because="the worker was lost",
+                skipped_because="the worker was lost" if outcomes and outcomes[-1].lost else "the answer was refused",
                 unclosed=parsed.unclosed,
             )
         )
-        if any(outcome.answer is not None for outcome in outcomes):
+        if any(outcome.answer is not None and outcome.answer.empty for outcome in outcomes):
             self._history.user(words.empty_answer_message(prompts))
+        elif outcomes and outcomes[-1].answer is not None:
+            self._history.user(self._answers.refusal)
 
-    def _accept(self, outcome: CellOutcome) -> bool:
+    async def _accept(self, outcome: CellOutcome) -> bool:
         answer = outcome.answer
         if answer is None or answer.empty:
             return False
-        self._result = RunResult(response=answer.content, stop_reason="answer")
+        fit = await self._answers.read(answer.content)
+        if fit is None:
+            return False
+        self._result = RunResult(response=fit.text, parsed=fit.value, stop_reason="answer")
         return True
 
 

@@ -170,6 +170,32 @@ Answer this:
     refused: str = "Your last reply was broken off before its end by the provider's filter."
     """Said when a reply with some text ended in a refusal."""
 
+    shape: str = """
+
+
+The answer must be JSON that fits the schema below. It is checked before it is taken: {how}
+{schema}\
+"""
+    """{how}, {schema}. Said after the question, where the caller asked for an answer of a type."""
+
+    shape_in_cell: str = (
+        'answer["content"] may be a dict, list, str, number or bool of Python, or the JSON text; one that does not fit '
+        "is refused, which costs a turn."
+    )
+    shape_in_text: str = "reply with the JSON and nothing else."
+
+    misfit: str = (
+        'The answer you submitted was not taken, because it does not fit the schema: {problem}. Set answer["content"] '
+        'to what fits, and answer["ready"] = True.'
+    )
+    """{problem}."""
+
+    misfit_in_text: str = "Your reply does not fit the schema: {problem}. Reply with the corrected JSON, nothing else."
+    """{problem}."""
+
+    closing_shape: str = "\n\nYour whole reply must be the JSON that fits this schema:\n{schema}"
+    """{schema}. Added to `closing`, where the caller asked for an answer of a type."""
+
     closing: str = """\
 This run ends here: {reason}. No more code is run. Reply now with the best answer that what you have seen so far \
 allows, as plain text without code blocks. Say what is uncertain or missing.{question}\

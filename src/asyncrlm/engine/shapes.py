@@ -1,0 +1,292 @@
+"""What an answer must be: a type or a JSON schema, stated to a model and held against what it says."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, cast, get_args
+
+import msgspec
+from msgspec import Struct
+
+from ..clipping import clip
+from ..errors import ConfigurationError
+
+MOST_PROBLEMS = 5
+"""Problems of one answer that its model is told of."""
+PROBLEM_LENGTH = 400
+"""Characters of each."""
+
+_FENCED = re.compile(
+    r"^[ \t]*(?P<f>`{3,}|~{3,})[ \t]*(?:json)?[ \t]*\n(?P<body>.*?)^[ \t]*(?P=f)[ \t]*$", re.S | re.M | re.I
+)
+_KEYWORDS = frozenset(
+    [
+        "$ref",
+        "type",
+        "properties",
+        "required",
+        "additionalProperties",
+        "patternProperties",
+        "items",
+        "prefixItems",
+        "enum",
+        "const",
+        "anyOf",
+        "oneOf",
+        "allOf",
+        "not",
+        "if",
+        "$defs",
+        "definitions",
+        "minimum",
+        "maximum",
+        "minLength",
+        "maxLength",
+        "pattern",
+        "minItems",
+        "maxItems",
+        "minProperties",
+    ]
+)
+"""One of these makes a dict a JSON schema."""
+
+
+class Misfit(Exception):
+    """An answer is not what was asked for; the text says where, what was expected and what was there."""
+
+
+class Fit(Struct, frozen=True):
+    """An answer that is what was asked for."""
+
+    text: str
+    """Its JSON."""
+    value: Any
+
+
+class Shape(Struct, frozen=True):
+    """What an answer must be."""
+
+    schema: dict[str, Any]
+    check: Callable[[str], Any]
+    """From JSON to the value. Raises `Misfit`."""
+
+    @property
+    def stated(self) -> str:
+        """The schema as a model reads it."""
+        return json.dumps(self.schema, ensure_ascii=False)
+
+    def read(self, text: str) -> Fit:
+        """The value that `text` says: JSON, JSON in a fenced block, or a text that itself is the value.
+
+        Raises:
+            Misfit: if it says none that fits.
+        """
+        text = text.strip()
+        problem: Misfit | None = None
+        blocks = [block["body"].strip() for block in _FENCED.finditer(text)]
+        for candidate in (text, *reversed(blocks)):
+            if _not_json(candidate) is None:
+                try:
+                    return Fit(candidate, self.check(candidate))
+                except Misfit as misfit:
+                    problem = problem or misfit
+        try:
+            whole = json.dumps(text)
+            return Fit(json.dumps(text, ensure_ascii=False), self.check(whole))
+        except Misfit:
+            raise problem or Misfit(f"it is not JSON: {_not_json(text)}") from None
+
+
+def _not_json(text: str) -> str | None:
+    """Why `text` is not JSON; None if it is."""
+    try:
+        json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        return clip(str(error), PROBLEM_LENGTH)
+    return None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"JSON has no {name}")
+
+
+def shape_of(given: Any) -> Shape | None:
+    """The shape that `response_format=` asks for; None for any text.
+
+    Args:
+        given: OpenAI's own dict form, a JSON schema, or a type that msgspec or pydantic can handle.
+
+    Raises:
+        ConfigurationError: naming what would be right.
+    """
+    match given:
+        case None | {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return _of_schema({"type": "object"})
+        case {"type": "json_schema"}:
+            match given:
+                case {"json_schema": {"schema": dict() as schema}}:
+                    return _of_schema(cast("dict[str, Any]", schema))
+                case _:
+                    raise ConfigurationError(
+                        'response_format of type "json_schema" must hold its schema: '
+                        '{"type": "json_schema", "json_schema": {"name": …, "schema": {…}}}'
+                    )
+        case Mapping():
+            return _of_schema(dict(cast("Mapping[str, Any]", given)))
+        case _:
+            return _of_type(given)
+
+
+# ---- types -----------------------------------------------------------------------------------------------------------
+
+
+def _of_type(given: Any) -> Shape:
+    if given is object or isinstance(given, (str, bytes, int, float, list, tuple, set)):
+        raise _wrong(given)
+    if not _is_pydantic(given):
+        try:
+            return _with_msgspec(given)
+        except (TypeError, ValueError, NameError, AttributeError):  # no type of msgspec's; maybe one of pydantic's
+            pass
+    try:
+        return _with_pydantic(given)
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise _wrong(given) from error
+
+
+def _wrong(given: Any) -> ConfigurationError:
+    what = getattr(given, "__name__", None) if isinstance(given, type) else None
+    return ConfigurationError(
+        f"response_format can't be {f'the type {what}' if what else f'a value of type {type(given).__name__}'}: give a "
+        "msgspec.Struct, pydantic model, dataclass, TypedDict, list[…] or another type that msgspec or pydantic can "
+        'handle, a JSON schema as a dict, or {"type": "json_schema", "json_schema": {"schema": {…}}}'
+    )
+
+
+def _is_pydantic(given: Any) -> bool:
+    """Whether pydantic made the type, or one of its parts: msgspec would not know their validators."""
+    return hasattr(given, "__pydantic_core_schema__") or any(_is_pydantic(part) for part in get_args(given))
+
+
+def _with_msgspec(given: Any) -> Shape:
+    schema: dict[str, Any] = msgspec.json.schema(given)
+    decoder = msgspec.json.Decoder(given)
+
+    def check(text: str) -> Any:
+        try:
+            return decoder.decode(text)
+        except msgspec.DecodeError as error:  # also a ValidationError
+            raise Misfit(clip(str(error), PROBLEM_LENGTH)) from error
+        except RecursionError as error:
+            raise Misfit("it is nested too deeply") from error
+
+    return Shape(_opened(schema), check)
+
+
+def _with_pydantic(given: Any) -> Shape:
+    pydantic: Any = importlib.import_module("pydantic")
+    adapter: Any = given if isinstance(given, pydantic.TypeAdapter) else pydantic.TypeAdapter(given)
+    schema = cast("dict[str, Any]", adapter.json_schema())
+
+    def check(text: str) -> Any:
+        try:
+            return adapter.validate_json(text)
+        except pydantic.ValidationError as error:
+            found = cast("list[dict[str, Any]]", error.errors(include_url=False, include_context=False))
+            raise Misfit(_told([_pydantic_problem(each) for each in found])) from error
+
+    return Shape(_opened(schema), check)
+
+
+def _pydantic_problem(error: Mapping[str, Any]) -> str:
+    path = "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"])
+    return f"{error['msg']}, got {clip(repr(error['input']), 120)} - at `{path}`"
+
+
+def _opened(schema: dict[str, Any]) -> dict[str, Any]:
+    """The same schema with its root in the open, where it is a reference to a definition."""
+    name = str(schema.get("$ref", "")).removeprefix("#/$defs/")
+    root = schema.get("$defs", {}).get(name)
+    if root is None or set(schema) != {"$ref", "$defs"}:
+        return schema
+    others = {key: value for key, value in schema["$defs"].items() if key != name}
+    defs = schema["$defs"] if f'"#/$defs/{name}"' in json.dumps(schema["$defs"]) else others
+    return {**root, "$defs": defs} if defs else dict(root)
+
+
+# ---- schemas ---------------------------------------------------------------------------------------------------------
+
+
+def _of_schema(schema: dict[str, Any]) -> Shape:
+    jsonschema: Any = importlib.import_module("jsonschema")
+    registry: Any = importlib.import_module("referencing").Registry()
+    if schema and not _KEYWORDS & schema.keys():
+        raise ConfigurationError(
+            f"response_format has none of JSON schema's keywords, its keys are {clip(str(list(schema)), 120)}: "
+            'write such as {"type": "object", "properties": {…}}'
+        )
+    try:
+        json.dumps(schema)
+        kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+        kind.check_schema(schema)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"response_format is not a JSON schema: {error}") from error
+    except jsonschema.SchemaError as error:
+        raise ConfigurationError(
+            f"response_format is not a JSON schema: {clip(error.message, PROBLEM_LENGTH)} - at `{error.json_path}`"
+        ) from error
+    _check_references(schema, schema)
+    # An empty registry: what a reference names is in the schema, nothing is fetched.
+    validator = kind(schema, registry=registry)
+
+    def check(text: str) -> Any:
+        value = json.loads(text)
+        try:
+            errors: list[Any] = list(itertools.islice(validator.iter_errors(value), MOST_PROBLEMS))
+        except RecursionError as error:
+            raise Misfit("it is nested too deeply, or its schema refers to itself without end") from error
+        if errors:
+            deepest: list[Any] = [jsonschema.exceptions.best_match([error]) for error in errors]
+            raise Misfit(
+                _told([f"{clip(error.message, PROBLEM_LENGTH)} - at `{error.json_path}`" for error in deepest])
+            )
+        return value
+
+    return Shape(schema, check)
+
+
+def _check_references(part: Any, schema: dict[str, Any]) -> None:
+    if isinstance(part, dict):
+        items = cast("dict[str, Any]", part)
+        reference = items.get("$ref")
+        if isinstance(reference, str) and not _leads_somewhere(reference, schema):
+            raise ConfigurationError(f"response_format refers to {reference[:80]!r}, which its schema does not hold")
+        part = list(items.values())
+    if isinstance(part, list):
+        for each in cast("list[Any]", part):
+            _check_references(each, schema)
+
+
+def _leads_somewhere(reference: str, schema: dict[str, Any]) -> bool:
+    if not reference.startswith("#/"):
+        return reference == "#"
+    found: Any = schema
+    for step in reference[2:].split("/"):
+        key = step.replace("~1", "/").replace("~0", "~")
+        if not isinstance(found, dict) or key not in found:
+            return False
+        found = cast("dict[str, Any]", found)[key]
+    return True
+
+
+def _told(problems: list[str]) -> str:
+    more = len(problems) - MOST_PROBLEMS
+    return "; ".join(problems[:MOST_PROBLEMS]) + (f"; and {more:,} more" if more > 0 else "")
