@@ -162,7 +162,7 @@ async def test_a_limit_is_met_before_it_fits() -> None:
         await ask(wrong, wrong, response_format=Person, max_tokens=4_200)
     assert caught.value.partial_answer == "?"
     good = '{"name": "Ada", "age": 36}'
-    completion, _ = await ask(cell("print(1)"), good, response_format=Person, max_tokens=9_000, on_limit="answer")
+    completion, _ = await ask(cell("print(1)"), good, response_format=Person, max_tokens=5_000, on_limit="answer")
     assert completion.parsed == Person("Ada", 36)
 
 

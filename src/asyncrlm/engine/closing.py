@@ -161,14 +161,19 @@ class Closing:
 
     async def _answer_in(self, session: Session, reply: LMReply) -> str:
         """The answer that a last reply gives; "" if none. Its code is run for its answer, never returned."""
+        refused = ""
         for code in parse_reply(reply.text, cut_off=reply.cut_off).cells:
             outcome = await self._turns.run_cell(session, code)
             answer = outcome.answer
-            if answer is not None and not answer.empty and await self._answers.read(answer.content) is not None:
-                return answer.content
+            if answer is not None and not answer.empty:
+                if await self._answers.read(answer.content) is not None:
+                    return answer.content
+                refused = answer.content
             if outcome.lost is not None:
                 break
-        return _prose(reply.text) if self._answers.shape is None else strip_thinking(reply.text)
+        if self._answers.shape is None:
+            return _prose(reply.text)
+        return refused or strip_thinking(reply.text)
 
     def partial_answer(self, session: Session | None) -> str | None:
         """The best of a run that ends in an error: its answer as it stands, or a last reply that ran no code."""
