@@ -129,14 +129,14 @@ def shape_of(given: Any) -> Shape | None:
         case {"type": "json_object"}:
             return _of_schema({"type": "object"})
         case {"type": "json_schema"}:
-            match given:
-                case {"json_schema": {"schema": dict() as schema}}:
-                    return _of_schema(cast("dict[str, Any]", schema))
-                case _:
-                    raise ConfigurationError(
-                        'response_format of type "json_schema" must hold its schema: '
-                        '{"type": "json_schema", "json_schema": {"name": …, "schema": {…}}}'
-                    )
+            held = cast("dict[str, Any]", given).get("json_schema")
+            schema: Any = cast("dict[str, Any]", held).get("schema") if isinstance(held, dict) else None
+            if not isinstance(schema, dict):
+                raise ConfigurationError(
+                    'response_format of type "json_schema" must hold its schema: '
+                    '{"type": "json_schema", "json_schema": {"name": …, "schema": {…}}}'
+                )
+            return _of_schema(cast("dict[str, Any]", schema))
         case Mapping():
             return _of_schema(dict(cast("Mapping[str, Any]", given)))
         case _:
