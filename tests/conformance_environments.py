@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncrlm import Environment
+from asyncrlm.environments import environment
 from asyncrlm.testing import EnvironmentConformance
 
 if TYPE_CHECKING:
@@ -50,7 +51,19 @@ def _found(name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
+class Docker(EnvironmentConformance):
+    """In containers of an engine that the tests start."""
+
+    backends = ("asyncio",)
+
+    @pytest.fixture
+    async def environment(self, docker_host: str) -> Environment:
+        return environment("docker", {"docker_host": docker_host})
+
+
 PLACES = {
     "Local": place("asyncrlm.environments.local:LocalEnvironment"),
+    "IPython": place("asyncrlm.environments.ipython:IPythonEnvironment", needs="IPython"),
+    "Docker": Docker,
 }
 """Name → suite, collected as `TestName` by test_conformance.py: `pytest tests/test_conformance.py -k Local`."""

@@ -32,7 +32,7 @@ from .helpers import scripted, submit
         ({"limits": "firm"}, "limits"),
         ({"persistent": True}, "later release"),
         ({"compaction": True}, "later release"),
-        ({"environment": "modal"}, "later release"),
+        ({"environment": "prime"}, "later release"),
         ({"environment": "nowhere"}, "local"),
         ({"environment_kwargs": {"cell_timout": 3}}, "cell_timeout"),
         ({"custom_tools": {"llm_query": 1}}, "llm_query"),
