@@ -28,7 +28,7 @@ SURFACE = {
 LAYERS = [
     {"cli", "__main__"},
     {"testing"},
-    {"rlm", "sync"},
+    {"rlm", "sync", "chat", "blocking"},
     {"engine"},
     {"environments"},
     {"repl"},

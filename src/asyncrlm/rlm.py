@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Never, Self
 
 import anyio
 
+from .chat import Chat
 from .engine.call import Call
 from .engine.configure import check_call, check_overrides, configure
+from .engine.conversation import Conversation
 from .engine.groups import one_error
 from .engine.run import Run
 from .engine.scope import EngineScope
@@ -27,7 +30,7 @@ from .engine.settings import (
     OnSubcallError,
 )
 from .engine.tree import Tree
-from .errors import RLMError
+from .errors import ConfigurationError, RLMError
 from .events import Event, Listener
 from .lm.pacing import Pacer
 from .repl.sandbox import Environment
@@ -58,6 +61,8 @@ class AsyncRLM:
         environment_kwargs: The environment's settings.
         max_depth: How deep runs nest; 0 asks the model without a REPL.
         max_iterations: Turns of one run.
+        persistent: Whether completions keep one REPL between them, as of a `session()` that lasts as long as the block
+            of `async with`, which is then needed. They wait for one another.
         custom_system_prompt: Replaces the system prompt; `{custom_tools_section}` marks where tools are described.
         orchestrator: Whether the system prompt advises to delegate to sub-models.
         user_prologue: Said to the root model before its first turn.
@@ -137,6 +142,7 @@ class AsyncRLM:
         self._configuration = configure(unknown=unknown, **given)
         self._engine = EngineScope()
         self._entered = 0
+        self._implicit: Conversation | None = None  # of `persistent`, while entered
 
     def __repr__(self) -> str:
         models = ", ".join(spec.model for spec in self._configuration.router.specs)
@@ -149,21 +155,47 @@ class AsyncRLM:
     # ---- the scope ----
 
     async def __aenter__(self) -> Self:
+        if self._implicit is not None:
+            raise ConfigurationError(
+                "this AsyncRLM is entered already: with persistent=True one `async with` at a time owns its REPL; use "
+                "rlm.session() for more conversations"
+            )
         await self._engine.acquire(long_lived=True)
         self._entered += 1
+        if self._configuration.persistent:
+            self._implicit = Conversation(self._engine, self._configuration)
+            try:
+                await self._implicit.__aenter__()
+            except BaseException:
+                self._implicit = None
+                await self.aclose()
+                raise
         return self
 
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.aclose()
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        implicit, self._implicit = self._implicit, None
+        try:
+            if implicit is not None:
+                await implicit.__aexit__(kind, error, traceback)
+        finally:
+            await self.aclose()
 
     async def aclose(self) -> None:
-        """Leave the scope that `async with` entered. Closing twice is fine; running calls end their own leases."""
+        """Leave the scope that `async with` entered. Closing twice is fine; running calls end their own leases.
+
+        With `persistent` it ends the REPL, and the completion in it; the `async with` block still has to be left.
+        """
+        if self._implicit is not None:
+            await self._implicit.aclose()
         if self._entered:
             self._entered -= 1
             await self._engine.release()
 
     def forget(self) -> None:
         """Leave what is open to the process this one was forked from; internal, for the blocking face."""
+        self._implicit = None
         self._engine = EngineScope()
         self._entered = 0
 
@@ -212,6 +244,15 @@ class AsyncRLM:
         async with self.stream_of(self.prepare(overrides), prompt, root_prompt, tags) as events:
             yield events
 
+    def session(self) -> Chat:
+        """A conversation: `async with rlm.session() as chat: await chat.acompletion(…)` keeps one REPL."""
+        return Chat(self, Conversation(self._engine, self._configuration))
+
+    @property
+    def persistent(self) -> bool:
+        """Whether completions keep one REPL between them."""
+        return self._configuration.persistent
+
     def prepare(self, overrides: Mapping[str, Any]) -> Call:
         """The call that `complete` runs; internal, for the blocking face and the streams.
 
@@ -227,14 +268,28 @@ class AsyncRLM:
         root_prompt: str | None,
         tags: dict[str, Any] | None,
         listener: Listener | None = None,
+        *,
+        conversation: Conversation | None = None,
     ) -> RLMChatCompletion:
         """Run one prepared call; internal, as `prepare`."""
         check_call(root_prompt, tags)
+        conversation = conversation or self._own_conversation()
+        if conversation is not None:
+            conversation.check()
+        turn = nullcontext() if conversation is None else conversation.turn(call)
         with one_error():
-            async with self._engine.lease() as scope, call.watched(listener) as watching:
+            async with self._engine.lease() as scope, turn, call.watched(listener) as watching:
                 tree = Tree(call, scope, watching)
                 root = tree.router.root()
-                run = Run(tree, prompt=prompt, root=root, root_prompt=root_prompt, tags=tags, shape=call.shape)
+                run = Run(
+                    tree,
+                    prompt=prompt,
+                    root=root,
+                    root_prompt=root_prompt,
+                    tags=tags,
+                    shape=call.shape,
+                    conversation=conversation,
+                )
                 call.begin(run, watching)
                 try:
                     with one_error():
@@ -257,9 +312,28 @@ class AsyncRLM:
                     tags=tags,
                 )
 
+    def _own_conversation(self) -> Conversation | None:
+        """The one of `persistent`.
+
+        Raises:
+            ConfigurationError: if there is none yet.
+        """
+        if self._configuration.persistent and self._implicit is None:
+            raise ConfigurationError(
+                "persistent=True keeps a REPL, which has to be closed at some time: use `async with AsyncRLM(…) as rlm`, "
+                "or `async with rlm.session() as chat`"
+            )
+        return self._implicit
+
     @asynccontextmanager
     async def stream_of(
-        self, call: Call, prompt: Any, root_prompt: str | None, tags: dict[str, Any] | None
+        self,
+        call: Call,
+        prompt: Any,
+        root_prompt: str | None,
+        tags: dict[str, Any] | None,
+        *,
+        conversation: Conversation | None = None,
     ) -> AsyncGenerator[EventStream]:
         """One prepared call as its events; internal, as `prepare`."""
         send, receive = anyio.create_memory_object_stream[Event](float("inf"))
@@ -268,7 +342,9 @@ class AsyncRLM:
         async def run() -> None:
             with send:
                 try:
-                    stream.result = await self.complete(call, prompt, root_prompt, tags, send.send_nowait)
+                    stream.result = await self.complete(
+                        call, prompt, root_prompt, tags, send.send_nowait, conversation=conversation
+                    )
                 except RLMError as error:
                     stream.error = error
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import _thread
 import atexit
 import os
-import queue
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Generator
@@ -17,9 +16,8 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 import anyio
 from anyio.from_thread import BlockingPortal
 
-from .engine.call import Call
-from .errors import CancellationError, ConfigurationError
-from .events import Event
+from .blocking import BlockingChat, BlockingEventStream, Start, completed
+from .errors import ConfigurationError
 from .rlm import AsyncRLM
 from .types import RLMChatCompletion
 
@@ -77,12 +75,7 @@ class RLM:
             CancellationError: on Ctrl-C, once everything the run had started is gone.
         """
         call = self._engine.prepare(overrides)
-        task = self._start(lambda: self._engine.complete(call, prompt, root_prompt, tags))
-        try:
-            return task.result()
-        except KeyboardInterrupt:
-            task.stop()
-            raise _interrupted(call) from None
+        return completed(self._start, call, lambda: self._engine.complete(call, prompt, root_prompt, tags))
 
     @contextmanager
     def stream(
@@ -103,24 +96,48 @@ class RLM:
         finally:
             stream.close()
 
+    def session(self) -> BlockingChat:
+        """A conversation: `with rlm.session() as chat: chat.completion(…)` keeps one REPL."""
+        return BlockingChat(self._engine, self._hold)
+
     def _start(self, function: Callable[[], Awaitable[T]]) -> _Task[T]:
         """Begin a coroutine function in the portal; under the lock, so that no `close` comes in between."""
         _process.portal.refuse_own_thread()
         with self._opening:
-            opened = self._open
-            if opened is None:
-                opened = self._open = _Open(self._engine)
-                opened.finalizer = weakref.finalize(self, opened.abandon)
-                opened.finalizer.atexit = False  # `_close_all` does it then, where threads can't be started
+            return self._opened().start(function)
+
+    def _hold(self, function: Callable[[], Awaitable[None]]) -> tuple[Start, _Task[None]]:
+        """Begin what holds a session open, and say where its completions begin."""
+        _process.portal.refuse_own_thread()
+        with self._opening:
+            opened = self._opened()
+            task = opened.hold(function)
+
+        def start(function: Callable[[], Awaitable[T]]) -> _Task[T]:
+            _process.portal.refuse_own_thread()
+            if self._open is not opened:  # which also keeps this object from being collected
+                raise ConfigurationError("this session is closed, as its RLM was; open another one with rlm.session()")
             return opened.start(function)
 
+        return start, task
+
+    def _opened(self) -> _Open:
+        opened = self._open
+        if opened is None:
+            opened = self._open = _Open(self._engine)
+            opened.finalizer = weakref.finalize(self, opened.abandon)
+            opened.finalizer.atexit = False  # `_close_all` does it then, where threads can't be started
+        return opened
+
     def close(self) -> None:
-        """End what the completions shared, once those under way have ended.
+        """End what the completions shared, once those under way have ended; the sessions, too.
 
         Closing twice is fine; the next completion opens it again, also one that begins meanwhile.
         """
         with self._opening:
             opened, self._open = self._open, None
+            if opened is not None and self._engine.persistent:  # the next one can't be entered before this is left
+                opened.close()
         if opened is not None:
             opened.close()
 
@@ -129,58 +146,6 @@ class RLM:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
-
-
-class BlockingEventStream:
-    """The events of one run, for one thread. `result` is set once the last of them was taken."""
-
-    def __init__(
-        self,
-        start: Callable[[Callable[[], Awaitable[Any]]], _Task[Any]],
-        engine: AsyncRLM,
-        call: Call,
-        *asked: Any,
-    ) -> None:
-        self.result: RLMChatCompletion | None = None
-        self._call = call
-        self._ended = False
-        # Events cross the threads one way, without a round trip each.
-        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
-
-        async def run() -> RLMChatCompletion | None:
-            try:
-                async with engine.stream_of(call, *asked) as events:
-                    async for event in events:
-                        self._events.put(event)
-                    return events.result
-            finally:
-                self._events.put(None)
-
-        self._task = start(run)
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Event:
-        if self._ended:
-            raise StopIteration
-        if self._task.is_foreign:
-            raise RuntimeError("this stream belongs to the process it was begun in, not to one forked from it")
-        try:
-            event = self._events.get()
-            if event is not None:
-                return event
-            self._ended = True
-            self.result = self._task.result()
-        except KeyboardInterrupt:
-            self.close()
-            raise _interrupted(self._call) from None
-        raise StopIteration
-
-    def close(self) -> None:
-        """Cancel the run unless it has ended, and wait until everything it had started is gone."""
-        self._ended = True
-        self._task.stop()
 
 
 class _Task(Generic[T]):
@@ -223,12 +188,6 @@ class _Task(Generic[T]):
             return
         self._future.cancel()
         self.wait()
-
-
-def _interrupted(call: Call) -> CancellationError:
-    error = CancellationError("interrupted by the keyboard; everything the run had started is gone")
-    call.account(error)
-    return error
 
 
 class _Portal:
@@ -300,29 +259,51 @@ class _Open:
     finalizer: weakref.finalize[Any, Any] | None = None
 
     def __init__(self, engine: AsyncRLM) -> None:
-        self._engine = engine
         self._closing = threading.Lock()
+        self._starting = threading.Lock()
         self._closed = False
         self._under_way: set[_Task[Any]] = set()
+        self._sessions: set[_Task[Any]] = set()
         self._process = _process
         self._portal = _process.portal.acquire()
-        entering = _Task(self._portal, engine.__aenter__)
+        entered: Future[anyio.Event] = Future()
+
+        async def hold() -> None:
+            # One task enters and leaves: what `persistent` keeps belongs to it.
+            try:
+                async with engine:
+                    leave = anyio.Event()
+                    entered.set_result(leave)
+                    await leave.wait()
+            except BaseException as error:
+                if not entered.done():
+                    entered.set_exception(error)
+                raise
+
+        self._holder = _Task(self._portal, hold)
         try:
-            entering.result()
+            self._leave = entered.result()
         except BaseException:
             try:
-                entering.stop()
-                self._portal.call(engine.aclose)
+                self._holder.stop()
             finally:
                 _process.portal.release()
             raise
         _process.open.add(self)
 
     def start(self, function: Callable[[], Awaitable[T]]) -> _Task[T]:
-        return _Task(self._portal, function, self._under_way)
+        with self._starting:
+            if self._closed:
+                raise ConfigurationError("this RLM is being closed")
+            return _Task(self._portal, function, self._under_way)
+
+    def hold(self, function: Callable[[], Awaitable[None]]) -> _Task[None]:
+        """Begin what goes on until it is stopped."""
+        with self._starting:
+            return _Task(self._portal, function, self._sessions)
 
     def close(self) -> None:
-        """Close the engine and, once all that runs has ended, leave the portal.
+        """Once all that runs has ended, close the sessions and the engine, and leave the portal.
 
         Not before: as long as a run holds the engine open, whoever opens it again must find the same event loop.
         """
@@ -331,14 +312,18 @@ class _Open:
         with self._closing:
             if self._closed:
                 return
-            self._closed = True
+            with self._starting:
+                self._closed = True
             self._process.open.discard(self)
             if self.finalizer is not None:
                 self.finalizer.detach()
             try:
-                self._portal.call(self._engine.aclose)
                 for task in tuple(self._under_way):
                     task.wait()
+                for session in tuple(self._sessions):
+                    session.stop()
+                self._portal.call(self._leave.set)
+                self._holder.result()
             finally:
                 self._process.portal.release()
 

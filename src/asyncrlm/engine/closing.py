@@ -125,6 +125,7 @@ class Closing:
         failure: Exception = silence
         try:
             reply = await self._ask(closing=limit is not None)
+            turns.final = reply.text
         except (LimitError, LMError) as error:
             if not self._answers_limits:
                 raise

@@ -39,7 +39,6 @@ _OTHER_NAMES = {
     "system_prompt": "custom_system_prompt",
 }
 _LATER = {
-    "persistent": "conversations come with a later release; until then pass what the next call needs in its prompt",
     "compaction": "compaction comes with a later release; until then give the root model a larger window or print less",
 }
 
@@ -51,7 +50,7 @@ def configure(*, unknown: Mapping[str, Any], **given: Any) -> Configuration:
         ConfigurationError: naming the wrong argument and the right ones.
     """
     _refuse_unknown(unknown, given)
-    flags = {name: _flag(name, given[name]) for name in ("orchestrator", "verbose", *_LATER)}
+    flags = {name: _flag(name, given[name]) for name in ("orchestrator", "verbose", "persistent", *_LATER)}
     for name, why in _LATER.items():
         if flags[name]:
             raise ConfigurationError(f"{name}=True: {why}")
@@ -82,6 +81,7 @@ def configure(*, unknown: Mapping[str, Any], **given: Any) -> Configuration:
         callbacks=_callbacks(given),
         logger=_logger(given["logger"]),
         verbose=flags["verbose"],
+        persistent=flags["persistent"],
         pacer=_pacer(given["pacer"], router),
         tenant=checked_tenant(given["tenant"]),
         replies=replies,

@@ -59,6 +59,10 @@ class History:
         """The request for the next reply."""
         return LMRequest(messages=tuple(self._pending()), sampling_args=sampling_args or {}, output_cap=output_cap)
 
+    def transcript(self) -> list[dict[str, str]]:
+        """All messages so far."""
+        return [{"role": m.role, "content": m.content} for m in self._pending()]
+
     def news(self) -> list[dict[str, str]]:
         """The messages added since the last call, for the trajectory."""
         pending = self._pending()

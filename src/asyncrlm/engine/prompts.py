@@ -22,6 +22,7 @@ __all__ = [
     "clean",
     "closing_message",
     "context_message",
+    "conversation_message",
     "empty_answer_message",
     "misfit_message",
     "shape_message",
@@ -160,6 +161,33 @@ def context_message(
     question = _question(prompts, root_prompt) or prompts.no_question
     text = fill(prompts.context, kind=what, size=f"{entries}{size:,} {unit}", more=more, question=question)
     return clean(text)
+
+
+def conversation_message(prompts: Prompts = DEFAULT_PROMPTS, *, number: int, lost: str | None = None) -> str:
+    """What is in the REPL from earlier completions of a conversation; "" in the first.
+
+    Args:
+        prompts: The templates.
+        number: How many there were.
+        lost: What became of the process their cells ran in, if it is gone.
+    """
+    if not number:
+        return ""
+    kept = prompts.variables_kept if lost is None else fill(prompts.variables_lost, reason=lost.rstrip("."))
+    return clean(
+        fill(
+            prompts.conversation,
+            number=str(number + 1),
+            index=str(number),
+            contexts=_numbered("context", number),
+            histories=_numbered("history", number),
+            variables=kept,
+        )
+    )
+
+
+def _numbered(name: str, count: int) -> str:
+    return f"`{name}_0`" if count == 1 else f"`{name}_0` to `{name}_{count - 1}`"
 
 
 def _question(prompts: Prompts, root_prompt: str | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
@@ -20,6 +21,7 @@ from ..repl.tools import HostTools
 from ..types import UsageSummary
 from . import prompts as words
 from .closing import Closing, RunResult
+from .conversation import Conversation
 from .parsing import parse_reply
 from .plain import plain_text, strip_thinking
 from .services import RunServices
@@ -48,6 +50,7 @@ class Run:
         tags: dict[str, Any] | None = None,
         path: str = "",
         shape: Shape | None = None,
+        conversation: Conversation | None = None,
     ) -> None:
         self.tree = tree
         self.path = path  # the calls that led here: the same in a replay
@@ -64,6 +67,7 @@ class Run:
         self._empty_replies = 0
         self._failed_turns = 0
         self._session: Session | None = None
+        self._conversation = conversation
         self._telling = Telling(tree, self.stamp)
         self._turns = Turns(tree, root, self._telling, run_id=self.run_id, path=path)
         self._history = self._turns.history
@@ -160,31 +164,44 @@ class Run:
         return RunResult(response=fit.text, parsed=fit.value, stop_reason="text")
 
     async def _with_session(self, context: ContextInfo) -> RunResult:
-        configuration, tree = self._configuration, self.tree
+        tree, conversation = self.tree, self._conversation
         self._open_history(context)
-        session = Session(
-            configuration.environment,
-            DepthScope(tree.scope, self.depth),
-            RunServices(tree, self.depth, self.run_id, self.path, stamp=self.stamp, start_child=self.run_child),
-            tools=self._tools,
-            raise_errors=tree.limits.on_subcall_error == "raise",
-            show_values=tree.show_values,
-            on_tool=self._telling.tool_called,
-            on_sandbox=self._telling.sandbox_opened,
-        )
-        async with session:
+        services = RunServices(tree, self.depth, self.run_id, self.path, stamp=self.stamp, start_child=self.run_child)
+        settings: dict[str, Any] = {
+            "tools": self._tools,
+            "raise_errors": tree.limits.on_subcall_error == "raise",
+            "show_values": tree.show_values,
+            "on_tool": self._telling.tool_called,
+            "on_sandbox": self._telling.sandbox_opened,
+        }
+        if conversation is None:
+            scope = DepthScope(tree.scope, self.depth)
+            async with Session(self._configuration.environment, scope, services, **settings) as session:
+                return await self._to_the_end(session, lambda: session.load("context_0", self._prompt))
+        session = conversation.session
+
+        async def begin() -> None:
+            await session.serve(services, **settings)
+            self._history.user(await conversation.begin(self._prompt))
+
+        try:
+            return await self._to_the_end(session, begin)
+        finally:
+            conversation.end(self._turns.transcript())
+
+    async def _to_the_end(self, session: Session, begin: Callable[[], Awaitable[None]]) -> RunResult:
+        limit: LimitError | None = None
+        with anyio.CancelScope(deadline=self._closing.loop_deadline()) as scope:
+            await begin()
             self._session = session
-            limit: LimitError | None = None
-            with anyio.CancelScope(deadline=self._closing.loop_deadline()) as scope:
-                await session.load("context_0", self._prompt)
-                try:
-                    await self._loop(session)
-                except LimitError as error:
-                    limit = error
-            if self._result is None:
-                if scope.cancelled_caught:
-                    limit = tree.time_is_up()
-                self._result = await self._closing.end(session, limit)
+            try:
+                await self._loop(session)
+            except LimitError as error:
+                limit = error
+        if self._result is None:
+            if scope.cancelled_caught:
+                limit = self.tree.time_is_up()
+            self._result = await self._closing.end(session, limit)
         return self._result
 
     def _open_history(self, context: ContextInfo) -> None:

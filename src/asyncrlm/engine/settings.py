@@ -153,6 +153,7 @@ class Configuration(Struct, frozen=True, kw_only=True):
     callbacks: Callbacks
     logger: Any
     verbose: bool
+    persistent: bool
     pacer: Pacer | Mapping[str, Pacer] | None
     tenant: str | None
     replies: CacheSettings | None

@@ -110,6 +110,19 @@ Answer this:
 
     no_question: str = " What is asked stands in it."
 
+    conversation: str = """\
+This is completion {number} of a conversation. `context` is new, and is also `context_{index}`; earlier prompts are \
+{contexts}. The messages of the earlier completions are {histories}, each a list of dicts with "role" and "content"; \
+`history` is the last of them. {variables}\
+"""
+    """{number}, {index}, {contexts}, {histories}, {variables}. Said where it is not the first."""
+    variables_kept: str = "What their cells bound is still there: `SHOW_VARS()` lists it."
+    variables_lost: str = (
+        "The process in which their cells ran was lost since ({reason}): what they bound before that is gone, contexts "
+        "and histories are loaded again. `SHOW_VARS()` lists what is there."
+    )
+    """{reason}."""
+
     first_turn: str = "Turn {turn} of {max_turns}. You have not seen the context yet: inspect it before you answer."
     """{turn}, {max_turns}, as in `turn` and `last_turn`."""
 

@@ -25,6 +25,8 @@ class Turns:
         """The newest reply that was not empty."""
         self.last_error: str | None = None
         """What the newest cell that failed raised, or what became of its worker."""
+        self.final: str | None = None
+        """The reply of a turn after the last: no message follows it."""
         self._tree = tree
         self._telling = telling
         self._run_id = run_id
@@ -44,6 +46,11 @@ class Turns:
         seconds = time.perf_counter() - self._began
         self._telling.turn_finished(self.number, seconds)
         return seconds
+
+    def transcript(self) -> list[dict[str, str]]:
+        """All messages so far, the model's last one among them."""
+        messages = self.history.transcript()
+        return messages if self.final is None else [*messages, {"role": "assistant", "content": self.final}]
 
     async def ask(self, *, closing: bool = False) -> LMReply:
         """Show the root model the history and take its reply.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any, Literal, Protocol, cast
 
 import anyio
@@ -86,6 +86,7 @@ class Broker:
         clock: CellClock,
         *,
         limiter: anyio.CapacityLimiter,
+        retired: Collection[str] = (),
         on_tool: Callable[[ToolRecord], None] | None = None,
     ) -> None:
         self.subcalls = 0
@@ -98,6 +99,7 @@ class Broker:
         self._tools = tools
         self._clock = clock
         self._limiter = limiter
+        self._retired = retired
         self._on_tool = on_tool
         # anyio before 4.14 gives no handle to a task; there each call has a cancel scope of its own.
         self._create_task: Callable[[Coroutine[Any, Any, None]], _Cancellable] | None
@@ -118,7 +120,7 @@ class Broker:
             return
         if call.kind not in self._answer:
             raise ProtocolError(f"the worker made a call of the unknown kind {call.kind[:40]!r}")
-        if call.kind == "tool" and call.name not in self._tools.names:
+        if call.kind == "tool" and call.name not in self._tools.names and call.name not in self._retired:
             raise ProtocolError(f"the worker called the unknown tool {str(call.name)[:40]!r}")
         if not self._open:
             self._clock.pause()
@@ -217,6 +219,9 @@ class Broker:
     # ---- tools -------------------------------------------------------------------------------------------------------
 
     async def _answer_tool(self, call: Call) -> Reply:
+        if call.name not in self._tools.names:
+            gone = f"{call.name} was a tool of an earlier completion and is none of this one"
+            return Reply(id=call.id, error=gone, kind="NameError", raises=True)
         try:
             value = await self._tools.call(call.name or "", call.args, call.kwargs, limiter=self._limiter)
         except ToolFailure as failure:

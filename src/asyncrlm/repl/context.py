@@ -55,6 +55,8 @@ class LoadPlan(Struct, frozen=True, kw_only=True):
     """Text or bytes for a file, encoded as it is written."""
     path: Path | None = None
     """A file of the host."""
+    also: str | None = None
+    """Another name for the same value."""
 
     def chunks(self) -> Iterator[bytes]:
         """The bytes of the file in the sandbox, made slice by slice."""
@@ -140,6 +142,11 @@ def plan_load(name: str, value: Any, *, tool: bool = False) -> LoadPlan:
     if len(text) <= INLINE_JSON:
         return LoadPlan(name=name, form="json", value=encoded)
     return LoadPlan(name=name, form="json", content=text)
+
+
+def plan_tool(name: str, value: Any) -> LoadPlan:
+    """`plan_load` of a value of `custom_tools`."""
+    return plan_load(name, value, tool=True)
 
 
 def json_text(value: Any, **options: Any) -> str:

@@ -116,6 +116,19 @@ class Link:
         if self.failure is None and self.channel.phase != "closed":
             self.failure = error
 
+    async def interrupt(self, *seconds: float) -> bool:
+        """Interrupt the cell, again after each of `seconds`; returns whether it has ended by the last."""
+        for each in seconds:
+            self.sandbox.interrupt()
+            with anyio.move_on_after(each):
+                await self.changed.wait()
+                return True
+        return False
+
+    def forget_answer(self) -> None:
+        """What was submitted so far is no answer to what comes."""
+        self.answer, self.draft = None, ""
+
     def stop(self) -> None:
         """Kill the worker and hear it out: what it had sent by then still counts. `ended` follows."""
         self.sandbox.kill()
@@ -186,7 +199,7 @@ class Link:
         """
         self._loads += 1
         number = self._loads
-        frame = Load(id=number, name=plan.name, form=plan.form, reserve=reserve)
+        frame = Load(id=number, name=plan.name, form=plan.form, reserve=reserve, also=plan.also)
         self.changed = anyio.Event()
         self._load_error = None
         try:

@@ -28,7 +28,7 @@ class _Frame(Struct, kw_only=True, tag_field="t", omit_defaults=True):
 
 
 class Init(_Frame, tag="init"):
-    """The first frame of the host."""
+    """The first frame of the host, and one that comes again between cells says what holds from then on."""
 
     version: int = PROTOCOL_VERSION
     credit: int = CREDIT
@@ -38,6 +38,8 @@ class Init(_Frame, tag="init"):
     """Send a short repr of each variable with `done`, not only its type."""
     tools: list[str] = field(default_factory=list[str])
     """Names of host callables; values arrive as `load` frames with `reserve`."""
+    drop: list[str] = field(default_factory=list[str])
+    """Names that are put back no more: tools that are not there any longer."""
 
 
 class Load(_Frame, tag="load"):
@@ -57,6 +59,8 @@ class Load(_Frame, tag="load"):
     """The next descriptor that was passed to the worker."""
     reserve: bool = True
     """Restored after each cell, like `context`."""
+    also: str | None = None
+    """Another name for the same value."""
 
 
 class Execute(_Frame, tag="execute"):

@@ -11,19 +11,18 @@ from typing import Any, Self
 import anyio
 import anyio.abc
 import anyio.to_thread
-from msgspec import Struct, field
+import msgspec
 
 from ..errors import ConfigurationError, RLMError, SandboxLost
 from .broker import Broker, Services, SubCall, ToolRecord
 from .clock import CellClock, Verdict
-from .context import LoadPlan, plan_load
+from .context import LoadPlan, plan_load, plan_tool
 from .link import CLOSE_GRACE, Link, check_code
-from .messages import Answer, CellError, Init
+from .messages import Init
+from .outcome import CellOutcome, SubmittedAnswer, lost, lost_between, say_over, submitted
 from .sandbox import Environment, Report, Scope
 from .scope import threads_of
 from .tools import HostTools
-from .worker import codec
-from .worker.answer import to_text
 
 GRACE = 2.0
 """Seconds between the first interrupt of a cell and the kill."""
@@ -33,39 +32,6 @@ TOOL_THREADS = 64
 """Plain tools of one session that run at the same time."""
 
 __all__ = ["CellOutcome", "Services", "Session", "SubCall", "SubmittedAnswer", "ToolRecord"]
-
-
-class SubmittedAnswer(Struct, frozen=True):
-    """An `answer` that was ready when the cell ended."""
-
-    content: str
-    """The text that a caller gets."""
-    value: Any
-    """The content itself."""
-    empty: bool
-    """Whether it is no answer at all: "", None or blank."""
-
-
-class CellOutcome(Struct, kw_only=True):
-    """What one cell did."""
-
-    stdout: str = ""
-    stderr: str = ""
-    error: CellError | None = None
-    variables: dict[str, str] = field(default_factory=dict[str, str])
-    """Name → type."""
-    values: dict[str, str] = field(default_factory=dict[str, str])
-    """Name → short repr, if asked for."""
-    seconds: float = 0.0
-    answer: SubmittedAnswer | None = None
-    """None unless ready at the end, or when the worker died."""
-    subcalls: int = 0
-    failures: dict[str, int] = field(default_factory=dict[str, int])
-    """Kind → how many sub-calls failed that way."""
-    lost: str | None = None
-    """What happened, for the model to read, if this cell's worker died or was killed; the variables are gone then."""
-    lost_before: str | None = None
-    """What happened, if an earlier worker died between two cells: this one ran without the variables from before."""
 
 
 class Session:
@@ -83,6 +49,8 @@ class Session:
         show_values: Whether outcomes have short reprs of the variables.
         on_tool: Called after each call of a host callable.
         on_sandbox: Called when a worker is ready, with what is in force and the seconds that took.
+        outlives_calls: Whether `serve` may follow: a cell that is cancelled is then interrupted, and its worker is only
+            killed where that does not help.
     """
 
     def __init__(
@@ -96,6 +64,7 @@ class Session:
         show_values: bool = False,
         on_tool: Callable[[ToolRecord], None] | None = None,
         on_sandbox: Callable[[Report, float], None] | None = None,
+        outlives_calls: bool = False,
     ) -> None:
         self._environment = environment
         self._scope = scope
@@ -109,6 +78,10 @@ class Session:
         self._starting = anyio.Lock()  # held by whoever replaces `_link`
         self._start_error: Exception | None = None  # of the start in the background, for the next who needs the worker
         self._obituary: str | None = None  # of a worker that died between two cells, for the next outcome
+        self._retired: set[str] = set()  # callables of those served earlier, which cells may still hold
+        self._loss: str | None = None
+        self._outlives_calls = outlives_calls
+        self._early = anyio.CancelScope()
         self._cells = 0
         self._busy: str | None = None
         self._group: anyio.abc.TaskGroup | None = None
@@ -125,7 +98,7 @@ class Session:
     def answer(self) -> SubmittedAnswer | None:
         """The answer that is ready now; None if none is."""
         answer = self._link.answer if self._link is not None else None
-        return None if answer is None else _submitted(answer)
+        return None if answer is None else submitted(answer)
 
     @property
     def draft(self) -> str:
@@ -143,18 +116,24 @@ class Session:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
-        self._closed = True
-        group, link = self._entered(), self._link
-        with anyio.move_on_after(CLOSE_GRACE, shield=True):
-            if link is not None:
-                link.kill("its session was closed")
-                await link.ended.wait()
+        await self.aclose()
+        group = self._entered()
         group.cancel_scope.cancel()
         if isinstance(error, Exception):
             # The group would wrap it. Its tasks raise nothing: what they meet is told through the link.
             await group.__aexit__(None, None, None)
             return None
         return await group.__aexit__(kind, error, traceback)
+
+    async def aclose(self) -> None:
+        """End the worker; nothing more can be run. Whoever entered the session still has to leave it."""
+        self._closed = True
+        self._early.cancel()
+        link = self._link
+        with anyio.move_on_after(CLOSE_GRACE, shield=True):
+            if link is not None:
+                link.kill("its session was closed")
+                await link.ended.wait()
 
     async def ready(self) -> Report:
         """Wait for the worker, and say what is in force there.
@@ -165,13 +144,61 @@ class Session:
         """
         return (await self._worker()).report
 
+    # ---- whom it serves ----------------------------------------------------------------------------------------------
+
+    async def serve(
+        self,
+        services: Services,
+        *,
+        tools: HostTools,
+        raise_errors: bool = False,
+        show_values: bool = False,
+        on_tool: Callable[[ToolRecord], None] | None = None,
+        on_sandbox: Callable[[Report, float], None] | None = None,
+    ) -> None:
+        """Run the cells of somebody else from now on: variables and contexts stay, there is no answer yet.
+
+        The arguments are as of the constructor. `on_sandbox` is called for the worker that is there, too.
+
+        Raises:
+            ConfigurationError: if a tool's value can't be loaded.
+            SandboxLost: if no worker can be had, or it dies meanwhile.
+        """
+        if self._link is not None:
+            self._link.forget_answer()
+        with self._exclusively("serve"):
+            began = time.monotonic()
+            self._on_sandbox = None
+            link = await self._worker()
+            before, self._tools = self._tools, tools
+            self._services, self._on_tool = services, on_tool
+            self._retired |= before.names.keys()
+            self._init = Init(raise_errors=raise_errors, show_values=show_values, tools=list(tools.names))
+            gone = {*before.names, *before.values} - {*tools.names, *tools.values}
+            link.channel.send(msgspec.structs.replace(self._init, drop=sorted(gone)))
+            if before is not tools:
+                await self._load_tools(link)
+            await link.load(plan_load("answer", {"content": "", "ready": False}))
+            link.forget_answer()
+            if on_sandbox is not None:
+                on_sandbox(link.report, time.monotonic() - began)
+            self._on_sandbox = on_sandbox
+
+    def take_loss(self) -> str | None:
+        """How a worker was lost since this was last asked; None if none was. Who asks tells the model."""
+        loss, self._loss = self._loss, None
+        if loss is not None:
+            self._obituary = None
+        return loss
+
     # ---- contexts ----------------------------------------------------------------------------------------------------
 
-    async def load(self, name: str, value: Any) -> None:
+    async def load(self, name: str, value: Any, *, also: str | None = None) -> None:
         """Bind `name` in the worker, now and in each that replaces it. Before the session is entered: once it is.
 
         Args:
             name: Such as "context" or "history_1"; restored after each cell.
+            also: Another name for it, that another value may have had.
             value: str, bytes, dict, list, a `pathlib.Path` to a text file, or other plain data. It is not changed, and
                 should not be changed by others while the session lives.
 
@@ -184,6 +211,8 @@ class Session:
                 plan = plan_load(name, value)
             else:
                 plan = await anyio.to_thread.run_sync(plan_load, name, value, limiter=self._threads)
+            if also is not None:
+                plan = msgspec.structs.replace(plan, also=also)
             if self._group is None:
                 self._plans[name] = plan
                 return
@@ -228,33 +257,48 @@ class Session:
         clock = CellClock(self._environment.settings.cell_timeout, link.sandbox.cpu_seconds)
         group = anyio.create_task_group()
         broker = Broker(
-            group, link.reply, self._services, self._tools, clock, limiter=self._tool_threads, on_tool=self._on_tool
+            group,
+            link.reply,
+            self._services,
+            self._tools,
+            clock,
+            limiter=self._tool_threads,
+            retired=self._retired,
+            on_tool=self._on_tool,
         )
         verdict: Verdict | None = None
-        async with group:
-            try:
-                link.begin_cell(number, code, broker)
-                verdict = await clock.wait(link.changed)
-                if verdict is not None:
-                    await self._stop(link)
-            except BaseException:
-                link.kill("it was killed because its cell was cancelled")
-                raise
-            finally:
-                group.cancel_scope.cancel()
-        broker.finish()
-        link.broker = None
+        try:
+            async with group:
+                try:
+                    link.begin_cell(number, code, broker)
+                    verdict = await clock.wait(link.changed)
+                    if verdict is not None:
+                        await self._stop(link)
+                except BaseException:
+                    await self._give_up(link, group)
+                    raise
+                finally:
+                    group.cancel_scope.cancel()
+        finally:
+            broker.finish()
+            link.broker = None
         return self._outcome(link, broker, verdict, time.monotonic() - began)
 
     async def _stop(self, link: Link) -> None:
-        """Interrupt the cell, twice; kill the worker if that does not help."""
-        for seconds in (SECOND_INTERRUPT, GRACE - SECOND_INTERRUPT):
-            link.sandbox.interrupt()
-            with anyio.move_on_after(seconds):
-                await link.changed.wait()
-                return
-        link.stop()
-        await link.ended.wait()
+        """Interrupt the cell; kill the worker if that does not help."""
+        if not await link.interrupt(SECOND_INTERRUPT, GRACE - SECOND_INTERRUPT):
+            link.stop()
+            await link.ended.wait()
+
+    async def _give_up(self, link: Link, group: anyio.abc.TaskGroup) -> None:
+        """Stop a cell that nobody waits for any more. What others had in its worker before it is kept if it can be."""
+        if self._outlives_calls and link.alive:
+            group.cancel_scope.cancel()
+            with anyio.CancelScope(shield=True):
+                if link.changed.is_set() or await link.interrupt(SECOND_INTERRUPT, GRACE - SECOND_INTERRUPT):
+                    link.take_output()
+                    return
+        link.kill("it was killed because its cell was cancelled")
 
     def _outcome(self, link: Link, broker: Broker, verdict: Verdict | None, seconds: float) -> CellOutcome:
         if isinstance(link.failure, RLMError) and link.done is None:
@@ -266,7 +310,7 @@ class Session:
             stdout=stdout,
             stderr=stderr,
             seconds=seconds,
-            answer=None if answer is None else _submitted(answer),
+            answer=None if answer is None else submitted(answer),
             subcalls=broker.subcalls,
             failures=broker.failures,
             lost_before=self._obituary,
@@ -275,21 +319,22 @@ class Session:
         limit = self._environment.settings.cell_timeout
         if link.done is None:
             link.told = True
-            outcome.lost = _lost(link, verdict, limit)
+            self._loss = link.fate()
+            outcome.lost = lost(link, verdict, limit)
             return outcome
         outcome.error = link.done.error
         outcome.variables = link.done.variables
         outcome.values = link.done.values
-        if verdict is not None and outcome.error is not None and outcome.error.interrupted:
-            outcome.error.message = f"stopped: {_over(verdict, limit)}"
-            outcome.error.traceback = f"{outcome.error.traceback.rstrip()}\n{outcome.error.message}".lstrip()
+        if verdict is not None:
+            say_over(outcome.error, verdict, limit)
         return outcome
 
     # ---- the worker --------------------------------------------------------------------------------------------------
 
     async def _start_early(self) -> None:
         try:
-            await self._worker()
+            with self._early:
+                await self._worker()
         except Exception as error:  # noqa: BLE001 -- raised to the next who needs the worker
             self._start_error = error
 
@@ -314,11 +359,12 @@ class Session:
         last = self._link
         if last is not None:
             await last.ended.wait()
+            self._loss = last.fate()
             if not last.told:
                 last.told = True
                 if isinstance(last.failure, RLMError):
                     raise last.failure
-                self._obituary = _lost_between(last)
+                self._obituary = lost_between(last)
         return await self._start()
 
     async def _start(self) -> Link:
@@ -330,8 +376,7 @@ class Session:
             await link.start(self._init)
             if self._on_sandbox is not None:
                 self._on_sandbox(link.report, time.monotonic() - began)
-            for name, value in self._tools.values.items():
-                await link.load(await anyio.to_thread.run_sync(_plan_tool, name, value, limiter=self._threads))
+            await self._load_tools(link)
             for plan in self._plans.values():
                 await link.load(plan)
         except BaseException:
@@ -339,6 +384,10 @@ class Session:
             link.told = True
             raise
         return link
+
+    async def _load_tools(self, link: Link) -> None:
+        for name, value in self._tools.values.items():
+            await link.load(await anyio.to_thread.run_sync(plan_tool, name, value, limiter=self._threads))
 
     @contextmanager
     def _exclusively(self, what: str) -> Generator[None]:
@@ -349,38 +398,3 @@ class Session:
             yield
         finally:
             self._busy = None
-
-
-def _plan_tool(name: str, value: Any) -> LoadPlan:
-    return plan_load(name, value, tool=True)
-
-
-def _submitted(answer: Answer) -> SubmittedAnswer:
-    try:
-        value = codec.decode(answer.content)
-    except ValueError:
-        value = str(answer.content)
-    return SubmittedAnswer(content=to_text(value), value=value, empty=answer.empty)
-
-
-def _over(verdict: Verdict, limit: float | None) -> str:
-    if verdict == "cpu":
-        return f"the cell used more than {limit:g} s of CPU time (cell_timeout)"
-    return f"the cell ran for more than {limit:g} s (cell_timeout)"
-
-
-def _lost(link: Link, verdict: Verdict | None, limit: float | None) -> str:
-    if verdict is not None:
-        what = f"{_over(verdict, limit)} and did not stop when it was interrupted, so its process was killed"
-        if fate := link.sandbox.fate():
-            what += f" ({fate})"
-    else:
-        what = f"the process that ran the cell is gone: {link.fate()}"
-    return f"{what}. All variables are lost; `context` and tools are loaded again for the next cell."
-
-
-def _lost_between(link: Link) -> str:
-    return (
-        f"the process that runs cells had gone: {link.fate()}. The cell ran in a fresh one: all earlier variables are "
-        "lost, `context` and tools were loaded again."
-    )

@@ -58,6 +58,11 @@ class Namespace:
         self.reserved[name] = value
         self.names[name] = value
 
+    def release(self, name: str) -> None:
+        """Forget a name that was reserved."""
+        self.reserved.pop(name, None)
+        self.names.pop(name, None)
+
     def restore(self) -> None:
         """Put everything back that a cell must find. A context changed in place stays changed: a copy of it for each
         cell would cost as much as the context."""

@@ -81,6 +81,8 @@ class Worker:
         self.wire.credit = frame.get("credit", 128 * 1024 * 1024)
         self.surface.raise_errors = frame.get("raise_errors", False)
         self.cells.show_values = frame.get("show_values", False)
+        for name in frame.get("drop", ()):
+            self.namespace.release(name)
         for name in frame.get("tools", ()):
             self.namespace.reserve(name, self.surface.tool(name))
 
@@ -118,12 +120,15 @@ class Worker:
             self.namespace.restore()
         elif reserve:
             self.namespace.reserve(name, value)
-            self._alias(name, value)
+            self._alias(name, frame.get("also"), value)
         else:
             names[name] = value
 
-    def _alias(self, name: str, value: Any) -> None:
-        """`context` is `context_0` and `history` is `history_0`, without being there twice."""
+    def _alias(self, name: str, also: str | None, value: Any) -> None:
+        """`context` is `context_0` and `history` is `history_0`, or what the host says, without being there twice."""
+        if also is not None:
+            self.namespace.reserve(also, value)
+            return
         other = name[:-2] if name.endswith("_0") else f"{name}_0"
         if {name, other} & {"context", "history"} and other not in self.namespace.reserved:
             self.namespace.reserve(other, value)

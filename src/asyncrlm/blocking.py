@@ -1,0 +1,195 @@
+"""What `RLM` hands out to threads: the events of a run, and conversations."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Awaitable, Callable, Generator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, Protocol, Self, TypeVar
+
+import anyio
+
+from .chat import Chat
+from .engine.call import Call
+from .engine.conversation import Conversation
+from .errors import CancellationError, ConfigurationError
+from .events import Event
+from .rlm import AsyncRLM
+from .types import RLMChatCompletion
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Task(Protocol[T_co]):
+    """A coroutine function under way in the portal."""
+
+    @property
+    def is_foreign(self) -> bool: ...
+
+    def result(self) -> T_co: ...
+
+    def stop(self) -> None: ...
+
+
+class Start(Protocol):
+    """Begin a coroutine function in the portal."""
+
+    def __call__(self, function: Callable[[], Awaitable[Any]], /) -> Task[Any]: ...
+
+
+def interrupted(call: Call) -> CancellationError:
+    """The error of a run that Ctrl-C has ended."""
+    error = CancellationError("interrupted by the keyboard; everything the run had started is gone")
+    call.account(error)
+    return error
+
+
+def completed(start: Start, call: Call, run: Callable[[], Awaitable[RLMChatCompletion]]) -> RLMChatCompletion:
+    """Wait for one prepared call.
+
+    Raises:
+        CancellationError: on Ctrl-C, once everything the run had started is gone.
+    """
+    task = start(run)
+    try:
+        return task.result()
+    except KeyboardInterrupt:
+        task.stop()
+        raise interrupted(call) from None
+
+
+class BlockingEventStream:
+    """The events of one run, for one thread. `result` is set once the last of them was taken."""
+
+    def __init__(
+        self,
+        start: Start,
+        engine: AsyncRLM,
+        call: Call,
+        *asked: Any,
+        conversation: Conversation | None = None,
+    ) -> None:
+        self.result: RLMChatCompletion | None = None
+        self._call = call
+        self._ended = False
+        # Events cross the threads one way, without a round trip each.
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+
+        async def run() -> RLMChatCompletion | None:
+            try:
+                async with engine.stream_of(call, *asked, conversation=conversation) as events:
+                    async for event in events:
+                        self._events.put(event)
+                    return events.result
+            finally:
+                self._events.put(None)
+
+        self._task = start(run)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Event:
+        if self._ended:
+            raise StopIteration
+        if self._task.is_foreign:
+            raise RuntimeError("this stream belongs to the process it was begun in, not to one forked from it")
+        try:
+            event = self._events.get()
+            if event is not None:
+                return event
+            self._ended = True
+            self.result = self._task.result()
+        except KeyboardInterrupt:
+            self.close()
+            raise interrupted(self._call) from None
+        raise StopIteration
+
+    def close(self) -> None:
+        """Cancel the run unless it has ended, and wait until everything it had started is gone."""
+        self._ended = True
+        self._task.stop()
+
+
+class BlockingChat:
+    """Completions in one REPL, for threads: `with rlm.session() as chat: chat.completion(…)`. See `Chat`."""
+
+    def __init__(
+        self, engine: AsyncRLM, hold: Callable[[Callable[[], Awaitable[None]]], tuple[Start, Task[None]]]
+    ) -> None:
+        self._engine = engine
+        self._hold = hold
+        self._held: tuple[Start, Task[None]] | None = None
+        self._chat: Chat | None = None
+
+    def __enter__(self) -> Self:
+        if self._held is not None:
+            raise ConfigurationError("a session can be entered once; open another one")
+        opened: Future[Chat] = Future()
+
+        async def hold() -> None:
+            try:
+                async with self._engine.session() as chat:
+                    opened.set_result(chat)
+                    await anyio.sleep_forever()
+            except BaseException as error:
+                if not opened.done():
+                    opened.set_exception(error)
+                raise
+
+        self._held = self._hold(hold)
+        try:
+            self._chat = opened.result()
+        except BaseException:
+            self._held[1].stop()
+            raise
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the REPL and wait until it is gone; closing twice is fine.
+
+        A completion that runs or waits in another thread raises `ConfigurationError`, and so does each later one.
+        """
+        if self._held is not None:
+            self._held[1].stop()
+
+    def completion(
+        self, prompt: Any, root_prompt: str | None = None, *, tags: dict[str, Any] | None = None, **overrides: Any
+    ) -> RLMChatCompletion:
+        """The next completion; see `RLM.completion`.
+
+        Raises:
+            ConfigurationError: if the session is not open, or is closed meanwhile.
+        """
+        call, engine = self._engine.prepare(overrides), self._engine
+        start, conversation = self._opened()
+        return completed(
+            start, call, lambda: engine.complete(call, prompt, root_prompt, tags, conversation=conversation)
+        )
+
+    @contextmanager
+    def stream(
+        self, prompt: Any, root_prompt: str | None = None, *, tags: dict[str, Any] | None = None, **overrides: Any
+    ) -> Generator[BlockingEventStream]:
+        """The next completion as its events; see `RLM.stream`."""
+        call, engine = self._engine.prepare(overrides), self._engine
+        start, conversation = self._opened()
+        stream = BlockingEventStream(start, engine, call, prompt, root_prompt, tags, conversation=conversation)
+        try:
+            yield stream
+        finally:
+            stream.close()
+
+    def _opened(self) -> tuple[Start, Conversation]:
+        if self._held is None or self._chat is None:
+            raise ConfigurationError("this session is not open yet: use `with rlm.session() as chat`")
+        if self._held[1].is_foreign:
+            raise ConfigurationError("this session belongs to the process it was opened in, not to one forked from it")
+        return self._held[0], self._chat.conversation
+
+    def __repr__(self) -> str:
+        return f"<BlockingChat over {self._chat!r}>"

@@ -1,0 +1,162 @@
+"""A conversation: completions that follow one another in one REPL."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import anyio
+from anyio.lowlevel import EventLoopToken, current_token
+
+from ..errors import ConfigurationError
+from ..repl.scope import DepthScope
+from ..repl.session import Session, SubCall
+from . import prompts as words
+from .call import Call
+from .scope import EngineScope
+from .settings import Configuration
+
+
+class Conversation:
+    """A session of the REPL, and what of each completion the later ones find there.
+
+    To be entered and left by one task. Completions may come from any task of the same event loop; one runs at a time,
+    the others wait in the order they came.
+    """
+
+    def __init__(self, engine: EngineScope, configuration: Configuration) -> None:
+        self._engine = engine
+        self._configuration = configuration
+        self._state: Literal["new", "open", "closed"] = "new"
+        self._loop: EventLoopToken | None = None
+        self._turn = anyio.Lock()
+        self._scopes: set[anyio.CancelScope] = set()  # of the completions under way and of those that wait
+        self._stack: AsyncExitStack | None = None
+        self._session: Session | None = None
+        self._number = 0
+        self._running: int | None = None
+        self._histories: dict[str, list[dict[str, str]]] = {}  # not loaded yet
+
+    @property
+    def state(self) -> Literal["new", "open", "closed"]:
+        return self._state
+
+    @property
+    def number(self) -> int:
+        """Completions that have begun so far."""
+        return self._number
+
+    async def __aenter__(self) -> Self:
+        if self._state != "new":
+            raise ConfigurationError("a session can be entered once; open another one")
+        configuration = self._configuration
+        async with AsyncExitStack() as stack:
+            scope = await stack.enter_async_context(self._engine.lease())
+            session = Session(
+                configuration.environment,
+                DepthScope(scope, 0),
+                _Nobody(),
+                tools=configuration.tools,
+                raise_errors=configuration.limits.on_subcall_error == "raise",
+                outlives_calls=True,
+            )
+            self._session = await stack.enter_async_context(session)
+            self._stack = stack.pop_all()
+        self._loop = current_token()
+        self._state = "open"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        await self.aclose()
+        stack, self._stack = self._stack, None
+        return None if stack is None else await stack.__aexit__(kind, error, traceback)
+
+    async def aclose(self) -> None:
+        """End the REPL, and with it the completions that run or wait. Twice is fine; any task may do it."""
+        was, self._state = self._state, "closed"
+        if was == "open" and self._session is not None:
+            for scope in self._scopes:
+                scope.cancel()
+            await self._session.aclose()
+
+    def check(self) -> None:
+        """Whether a completion can begin here.
+
+        Raises:
+            ConfigurationError: if not; the message says what to do.
+        """
+        if self._state == "new":
+            raise ConfigurationError("this session is not open yet: use `async with rlm.session() as chat`")
+        if self._state == "closed":
+            raise ConfigurationError("this session is closed; open another one with rlm.session()")
+        if self._loop != current_token():
+            raise ConfigurationError("this session belongs to another event loop; open one with rlm.session() here")
+
+    @asynccontextmanager
+    async def turn(self, call: Call) -> AsyncGenerator[None]:
+        """A completion's place in the queue, and its time in the REPL.
+
+        Raises:
+            ConfigurationError: if the conversation is closed before the block ends.
+        """
+        with anyio.CancelScope() as scope:
+            self._scopes.add(scope)
+            try:
+                async with self._turn:
+                    yield
+            finally:
+                self._scopes.discard(scope)
+        if scope.cancelled_caught:
+            error = ConfigurationError("this session was closed before the completion ended")
+            call.account(error)
+            raise error
+
+    # ---- what a run asks of it ----
+
+    @property
+    def session(self) -> Session:
+        """Where the cells of the completion whose turn it is run."""
+        self.check()
+        if self._session is None:
+            raise RuntimeError("the conversation was never entered")
+        return self._session
+
+    async def begin(self, prompt: Any) -> str:
+        """Load what the earlier completions left and the new prompt. Returns what the model is told of it.
+
+        Raises:
+            ConfigurationError: if the prompt can't be loaded.
+            SandboxLost: if no worker can be had, or it dies while loading.
+        """
+        session = self.session
+        for name, messages in list(self._histories.items()):
+            await session.load(name, messages, also="history")
+            del self._histories[name]
+        number = self._number
+        await session.load(f"context_{number}", prompt, also="context")
+        self._number, self._running = number + 1, number
+        lost = session.take_loss()
+        return words.conversation_message(self._configuration.prompts, number=number, lost=lost)
+
+    def end(self, messages: list[dict[str, str]]) -> None:
+        """The completion is over, however it ended; `messages` are what it came to."""
+        if self._running is not None:
+            self._histories[f"history_{self._running}"] = messages
+            self._running = None
+
+
+class _Nobody:
+    """Answers sub-calls where no completion runs: there are none."""
+
+    async def llm(self, call: SubCall) -> str:
+        raise RuntimeError("no completion is under way")
+
+    async def rlm(self, call: SubCall) -> str:
+        return await self.llm(call)
+
+    def limits(self) -> dict[str, Any]:
+        return {}

@@ -1,0 +1,87 @@
+"""What one cell did, and the words for a worker that was lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct, field
+
+from .clock import Verdict
+from .link import Link
+from .messages import Answer, CellError
+from .worker import codec
+from .worker.answer import to_text
+
+
+class SubmittedAnswer(Struct, frozen=True):
+    """An `answer` that was ready when the cell ended."""
+
+    content: str
+    """The text that a caller gets."""
+    value: Any
+    """The content itself."""
+    empty: bool
+    """Whether it is no answer at all: "", None or blank."""
+
+
+class CellOutcome(Struct, kw_only=True):
+    """What one cell did."""
+
+    stdout: str = ""
+    stderr: str = ""
+    error: CellError | None = None
+    variables: dict[str, str] = field(default_factory=dict[str, str])
+    """Name → type."""
+    values: dict[str, str] = field(default_factory=dict[str, str])
+    """Name → short repr, if asked for."""
+    seconds: float = 0.0
+    answer: SubmittedAnswer | None = None
+    """None unless ready at the end, or when the worker died."""
+    subcalls: int = 0
+    failures: dict[str, int] = field(default_factory=dict[str, int])
+    """Kind → how many sub-calls failed that way."""
+    lost: str | None = None
+    """What happened, for the model to read, if this cell's worker died or was killed; the variables are gone then."""
+    lost_before: str | None = None
+    """What happened, if an earlier worker died between two cells: this one ran without the variables from before."""
+
+
+def submitted(answer: Answer) -> SubmittedAnswer:
+    """A ready `answer` as the engine reads it."""
+    try:
+        value = codec.decode(answer.content)
+    except ValueError:
+        value = str(answer.content)
+    return SubmittedAnswer(content=to_text(value), value=value, empty=answer.empty)
+
+
+def say_over(error: CellError | None, verdict: Verdict, limit: float | None) -> None:
+    """Say in the error of a cell that was interrupted which time limit it went over."""
+    if error is not None and error.interrupted:
+        error.message = f"stopped: {_over(verdict, limit)}"
+        error.traceback = f"{error.traceback.rstrip()}\n{error.message}".lstrip()
+
+
+def _over(verdict: Verdict, limit: float | None) -> str:
+    if verdict == "cpu":
+        return f"the cell used more than {limit:g} s of CPU time (cell_timeout)"
+    return f"the cell ran for more than {limit:g} s (cell_timeout)"
+
+
+def lost(link: Link, verdict: Verdict | None, limit: float | None) -> str:
+    """What became of a worker that did not outlive its cell."""
+    if verdict is not None:
+        what = f"{_over(verdict, limit)} and did not stop when it was interrupted, so its process was killed"
+        if fate := link.sandbox.fate():
+            what += f" ({fate})"
+    else:
+        what = f"the process that ran the cell is gone: {link.fate()}"
+    return f"{what}. All variables are lost; `context` and tools are loaded again for the next cell."
+
+
+def lost_between(link: Link) -> str:
+    """What became of a worker that died between two cells."""
+    return (
+        f"the process that runs cells had gone: {link.fate()}. The cell ran in a fresh one: all earlier variables are "
+        "lost, `context` and tools were loaded again."
+    )
