@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from asyncrlm.environments.remote_sandbox import RemoteSandbox
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.soak]
 
 CAP = 60.0
 

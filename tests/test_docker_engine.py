@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
 import hashlib
@@ -15,8 +16,6 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import anyio
-import anyio.to_thread
 import pytest
 
 from asyncrlm import ConfigurationError, Repl, SandboxLost
@@ -136,26 +135,31 @@ async def test_addresses_that_lead_nowhere(home: Path, url: str, monkeypatch: py
 
 
 async def test_an_engine_behind_tcp(docker: httpx.AsyncClient, docker_host: str) -> None:
-    async def forward(near: anyio.abc.SocketStream) -> None:
-        async with near, await anyio.connect_unix(docker_host.removeprefix("unix://")) as far:
+    async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(1 << 16):
+                sink.write(data)
+                await sink.drain()
+            sink.write_eof()
 
-            async def pump(source: Any, sink: Any) -> None:
-                with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-                    async for data in source:
-                        await sink.send(data)
-                    await sink.send_eof()
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_unix_connection(docker_host.removeprefix("unix://"))
+        try:
+            await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer))
+        finally:
+            for end in (writer, far_writer):
+                end.close()
+            with contextlib.suppress(OSError):
+                await far_writer.wait_closed()
+            done.set()
 
-            async with anyio.create_task_group() as group:
-                group.start_soon(pump, near, far)
-                group.start_soon(pump, far, near)
-
-    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as group:
-        group.start_soon(listener.serve, forward)
-        port = listener.extra(anyio.abc.SocketAttribute.local_port)
-        host = f"tcp://127.0.0.1:{port}"
+    done = asyncio.Event()
+    server = await asyncio.start_server(forward, "127.0.0.1", 0)
+    async with server:
+        host = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with Repl("docker", context="x" * 3_000_000, environment_kwargs={"docker_host": host}) as repl:
             assert (await repl.execute("print(len(context))")).stdout == "3000000\n"
-        group.cancel_scope.cancel()
+        await done.wait()
 
 
 # ---- images ----

@@ -296,6 +296,7 @@ async def test_closing_closes_and_calls_share_connections(backend: Backend) -> N
 
 
 @each
+@pytest.mark.soak
 async def test_the_connections_of_two_thousand_calls_are_bounded(backend: Backend) -> None:
     async with backend.serving(lambda request: request.text) as (server, client):
         gate, wrong = anyio.Semaphore(32), list[str]()

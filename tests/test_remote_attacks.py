@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.anyio,
+    pytest.mark.soak,
     pytest.mark.skipif(
         not sys.platform.startswith("linux") or confine.LANDLOCK_ABI < 6, reason="needs Landlock ABI 6 (Linux 6.12)"
     ),

@@ -30,7 +30,6 @@ from .helpers import scripted, submit
         ({"max_depth": "two"}, "max_depth"),
         ({"max_timeout": float("nan")}, "max_timeout"),
         ({"limits": "firm"}, "limits"),
-        ({"persistent": True}, "later release"),
         ({"compaction": True}, "later release"),
         ({"environment": "prime"}, "later release"),
         ({"environment": "nowhere"}, "local"),

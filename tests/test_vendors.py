@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["vendor"]
 
-pytestmark = [pytest.mark.anyio, *SDK_WARNINGS]
+pytestmark = [pytest.mark.anyio, pytest.mark.soak, *SDK_WARNINGS]
 asyncio_only = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 
 

@@ -25,8 +25,8 @@ class Chat:
     worker. Then contexts and histories are loaded again, and the next model is told that variables are lost.
 
     Completions wait for one another in the order they were asked for (`max_timeout` begins with their turn); sessions
-    of one instance run side by side. A tool or callback of a completion must not ask its own session: it
-    would wait for itself. Prompts are copied; one given as a `Path` is read again for each new worker. Enter and leave it in one task.
+    of one instance run side by side. A tool or callback of a completion must not ask its own session: it would wait for
+    itself. Prompts are copied; one given as a `Path` is read again for each new worker. Enter and leave it in one task.
     """
 
     def __init__(self, rlm: AsyncRLM, conversation: Conversation) -> None:

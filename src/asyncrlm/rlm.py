@@ -320,7 +320,7 @@ class AsyncRLM:
         """
         if self._configuration.persistent and self._implicit is None:
             raise ConfigurationError(
-                "persistent=True keeps a REPL, which has to be closed at some time: use `async with AsyncRLM(…) as rlm`, "
+                "persistent=True keeps a REPL, which must be closed at some time: use `async with AsyncRLM(…) as rlm`, "
                 "or `async with rlm.session() as chat`"
             )
         return self._implicit

@@ -5,7 +5,7 @@ from __future__ import annotations
 _DOCKER = "the docker environment, which is there now; the cases are still to be written"
 _CLOUD = "the cloud environments (modal, e2b, daytona, prime)"
 _REMOTE = "environments other than local; the local half is tested already"
-_SESSIONS = "conversations: session() and persistent=True; until then the argument is refused, which is tested"
+_SESSIONS = "conversations, which are there now (test_sessions.py); the cases are still to be written"
 
 LATER = {
     "X04": "tables as contexts; until then they are refused, which is tested",
