@@ -54,12 +54,14 @@ class Bundled:
     def create_module(self, spec):
         return None
     def exec_module(self, module):
-        _, _, name = module.__name__.rpartition(".")
+        package, _, name = module.__name__.rpartition(".")
+        if not package:
+            return
         code = bundle["codes"].get(name) if bundle["magic"] == MAGIC_NUMBER else None
         if code is not None:
             code = marshal.loads(code)
         else:
-            code = compile(bundle["sources"].get(name, ""), bundle["origin"] + name + ".py", "exec", dont_inherit=True)
+            code = compile(bundle["sources"][name], bundle["origin"] + name + ".py", "exec", dont_inherit=True)
         exec(code, module.__dict__)
     def get_source(self, name):
         return bundle["sources"].get(name.rpartition(".")[2])
