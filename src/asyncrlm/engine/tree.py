@@ -20,7 +20,7 @@ from ..lm.clients import ClientSpec
 from ..lm.fallback import priced
 from ..lm.pacing import Gate, Pacer, Pacers
 from ..observe.log import get_logger
-from ..repl.scope import ResourceScope
+from ..repl.resources import ResourceScope
 from .asking import fitting_bytes
 from .call import Call, Watching
 

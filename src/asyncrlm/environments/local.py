@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from msgspec.structs import force_setattr
 
 from ..errors import ConfigurationError
+from ..repl.resources import threads_of
 from ..repl.sandbox import Environment, Report, Sandbox, Scope, Settings
-from ..repl.scope import threads_of
 from .local_order import Order, Request
 from .units import parse_bytes
 
