@@ -9,6 +9,7 @@ import pytest
 
 from asyncrlm import AsyncRLM, ConfigurationError, Repl, SandboxLost
 
+from .cases import covers
 from .helpers import cell, scripted, submit
 from .vendors import SDK_WARNINGS, Vendor, echo, fact, vendor
 
@@ -278,6 +279,7 @@ async def test_settings_reach_the_vendor(vendor: Vendor) -> None:
     assert "python:3.12-slim" in box.asked["buildInfo"]["dockerfileContent"]
 
 
+@covers("B10")
 @asyncio_only
 @pytest.mark.parametrize("renewed", [True, False])
 async def test_daytona_is_renewed_while_a_run_waits(vendor: Vendor, renewed: bool, monkeypatch: Any) -> None:

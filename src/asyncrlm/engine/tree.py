@@ -249,7 +249,7 @@ class Tree:
         self.ledger.hold_back(
             Need(
                 model=spec.model,
-                input_bytes=request.input_bytes() + growth,
+                input_bytes=request.input_bytes() + spec.argument_bytes(request.sampling_args) + growth,
                 output_cap=output_tokens,
                 price=spec.price,
                 models=spec.models,
