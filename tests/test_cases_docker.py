@@ -48,7 +48,8 @@ async def test_a_sub_call_needs_no_network_and_no_proxy(
 
 
 @covers("Z04")
-async def test_nothing_listens_while_a_cell_asks(docker: httpx.AsyncClient) -> None:
+@pytest.mark.usefixtures("docker")
+async def test_nothing_listens_while_a_cell_asks() -> None:
     seen: list[Any] = []
 
     def listening(prompt: str) -> str:
