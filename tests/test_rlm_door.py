@@ -30,7 +30,7 @@ from .helpers import scripted, submit
         ({"max_depth": "two"}, "max_depth"),
         ({"max_timeout": float("nan")}, "max_timeout"),
         ({"limits": "firm"}, "limits"),
-        ({"compaction": True}, "later release"),
+        ({"compaction": True}, "context_window"),
         ({"environment": "prime"}, "later release"),
         ({"environment": "nowhere"}, "local"),
         ({"environment_kwargs": {"cell_timout": 3}}, "cell_timeout"),
