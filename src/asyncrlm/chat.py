@@ -9,10 +9,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from .engine.conversation import Conversation
+from .engine.streams import EventStream
 from .types import RLMChatCompletion
 
 if TYPE_CHECKING:
-    from .rlm import AsyncRLM, EventStream
+    from .rlm import AsyncRLM
 
 
 class Chat:

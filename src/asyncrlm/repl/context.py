@@ -48,7 +48,7 @@ class LoadPlan(Struct, frozen=True, kw_only=True):
     """How one variable gets to a worker, any number of times. One of `value`, `content` and `path` is given."""
 
     name: str
-    form: Literal["text", "bytes", "json", "pickle"]
+    form: Literal["text", "bytes", "json", "pickle", "code"]
     value: Any = None
     """The codec's form of a small value, sent in the frame."""
     content: str | bytes | None = None
