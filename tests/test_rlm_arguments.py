@@ -215,7 +215,7 @@ def test_no_key_in_logs_events_and_progress(
         arguments = _with_url(given, server.base_url)
         with RLM("vllm", **arguments, logger=RLMLogger(tmp_path), verbose=True) as rlm:
             completion = rlm.completion("CTX", "What?")
-            shown = [repr(rlm), repr(vars(rlm)), repr(vars(rlm._engine))]
+            shown = [repr(rlm), repr(vars(rlm)), repr(vars(rlm._rlm))]
     assert completion.response == "done"
     sent = "".join(f"{request.path} {request.headers}" for request in server.requests)
     assert KEY in sent
