@@ -10,6 +10,7 @@ import pytest
 from asyncrlm import AsyncRLM, ConfigurationError, Repl, SandboxLost
 from asyncrlm.environments import environment
 
+from .cases import covers
 from .helpers import cell, scripted, submit
 from .vendors import SDK_WARNINGS, Vendor, echo, fact, vendor
 
@@ -334,6 +335,7 @@ RENEWED = {
 }
 
 
+@covers("B10")
 @asyncio_only
 @pytest.mark.parametrize("renewed", [True, False])
 async def test_it_is_renewed_while_a_run_waits(vendor: Vendor, renewed: bool, monkeypatch: Any) -> None:

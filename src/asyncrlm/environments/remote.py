@@ -16,8 +16,8 @@ import anyio
 import msgspec
 
 from ..errors import ConfigurationError, RLMError, SandboxLost
+from ..repl.resources import threads_of
 from ..repl.sandbox import Environment, Report, Scope
-from ..repl.scope import threads_of
 from .local import ROWS, check_settings, limits_of
 from .remote_boot import Options, command
 from .remote_sandbox import DESTROY_GRACE, RemoteSandbox
