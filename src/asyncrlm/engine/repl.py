@@ -23,8 +23,8 @@ from ..observe.log import get_logger
 from ..repl.approval import ApprovalRequest
 from ..repl.broker import SubCall, describe_error
 from ..repl.context import check_prompt_type, describe
+from ..repl.resources import ResourceScope
 from ..repl.sandbox import Report
-from ..repl.scope import ResourceScope
 from ..repl.session import CellOutcome, Session
 from ..repl.tool_desk import ToolDesk
 from ..repl.tools import HostTools, check_context_name

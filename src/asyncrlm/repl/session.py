@@ -20,8 +20,8 @@ from .context import LoadPlan, plan_load
 from .link import CLOSE_GRACE, Link, check_code
 from .messages import Init
 from .outcome import CellOutcome, SubmittedAnswer, lost, lost_between, say_over, submitted
+from .resources import threads_of
 from .sandbox import Environment, Report, Scope
-from .scope import threads_of
 from .tool_desk import ToolDesk
 from .tool_loading import load_tools
 from .tools import HostTools

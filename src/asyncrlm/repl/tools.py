@@ -174,8 +174,8 @@ def _tool(name: str, entry: Any) -> Tool:
     for key in about:
         if key not in _KEYS:
             raise ConfigurationError(
-                f"custom_tools: the entry of {name!r} has the unknown key {key!r}; known are: {', '.join(_KEYS)}. A "
-                f'dict with the key "tool" is data only inside another: {{"tool": {{…}}}}'
+                f'custom_tools: unknown key {key!r} beside "tool" for {name!r}; known are: {", ".join(_KEYS)} (a dict '
+                'of your own goes in as {"tool": {…}})'
             )
     description = about.get("description") or ""
     if not isinstance(description, str):
