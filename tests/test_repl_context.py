@@ -74,9 +74,9 @@ def test_other_threads_go_on_while_a_list_is_planned(monkeypatch: pytest.MonkeyP
     began = 0.0
     encode = codec.encode
 
-    def encode_and_tell(*arguments: Any) -> Any:
+    def encode_and_tell(*arguments: Any, **options: Any) -> Any:
         nonlocal began
-        result = encode(*arguments)
+        result = encode(*arguments, **options)
         began = time.perf_counter()
         encoded.set()
         return result
@@ -128,7 +128,7 @@ def test_small_values_travel_in_the_frame_and_large_ones_in_a_file(value: Any, f
     [
         ({"a": [1, {"b": object()}]}, r"context\['a'\]\[1\]\['b'\]: a value of type object"),
         ([{1: print}], r"context\[0\]\[1\]"),
-        (object(), "context is of type object; it may be a str, bytes, a dict or list"),
+        (object(), "context is of type object; it may be a str, bytes, a number"),
         (iter([]), "context is of type list_iterator"),
         (Fields(object()), r"context\['a'\]: a value of type object"),
     ],
@@ -182,12 +182,12 @@ def test_tool_values_may_be_pickled() -> None:
         ((1, 2), "tuple", 2, 2, ()),
         ({"a"}, "set", 1, 1, ()),
         (12.5, "number", 4, None, ()),
-        (10**5000, "number", 4982, None, ()),
+        pytest.param(10**5000, "number", 4983, None, (), id="a long int"),
         (Fields("héllo"), "record", 5, 1, ("'a'",)),
         ([Fields("ab"), Fields("c")], "list", 3, 2, ()),
         (datetime.date(2026, 1, 2), "value", 10, None, ()),
         (dict.fromkeys(range(100), "x"), "dict", 290, 100, tuple(map(str, range(20)))),
-        ({10**5000: 1, "é" * 100: 2}, "dict", 5084, 2, ("<int>", repr("é" * 80))),
+        pytest.param({10**5000: 1, "é" * 100: 2}, "dict", 5085, 2, ("<int>", repr("é" * 80)), id="long keys"),
     ],
 )
 def test_descriptions(value: Any, kind: str, size: int, count: int | None, names: tuple[str, ...]) -> None:

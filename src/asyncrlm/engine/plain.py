@@ -35,9 +35,10 @@ def _as_text(prompt: Any) -> str:
         if isinstance(prompt, HostFiles):
             return "\n\n".join([f"# {file.name}\n\n{file_text(file)}" for file in prompt.files])
         if isinstance(prompt, (bytes, bytearray, memoryview)):
-            return bytes(cast("bytes", prompt)).decode("utf-8")
+            return bytes(prompt).decode("utf-8")
+        value: Any = _plain(cast("object", prompt))
         try:
-            return json_text(_plain(prompt), ensure_ascii=False, default=_plain)
+            return json_text(value, ensure_ascii=False, default=_plain)
         except (TypeError, ValueError):  # keys that are no text, or a value that contains itself
             return repr(prompt)
     except Exception as error:
@@ -52,7 +53,7 @@ def _plain(value: Any) -> Any:
         return fields
     if isinstance(value, (set, frozenset, range)):
         return list(cast("set[Any]", value))
-    return value if isinstance(value, (dict, list, tuple, int, float)) else str(value)
+    return cast("Any", value) if isinstance(value, (dict, list, tuple, int, float)) else str(value)
 
 
 _THOUGHTS = re.compile(r"\s*<think(?:ing)?>.*?(?:</think(?:ing)?>\s*|\Z)", re.DOTALL | re.IGNORECASE)

@@ -149,7 +149,7 @@ def resolved(value: Any) -> Any:
     elif isinstance(value, (list, tuple)) and value and all(isinstance(item, Path) for item in cast("Any", value)):
         what = found_all(cast("list[Path]", value))
     else:
-        return value
+        return cast("Any", value)
     if what.size > MAX_PATH_BYTES:
         raise ConfigurationError(
             f"{str(cast('object', value))[:500]!r} has {what.size:,} bytes; as paths at most {MAX_PATH_BYTES:,} are "
@@ -176,7 +176,7 @@ def describe(value: Any) -> ContextInfo:
     if isinstance(value, HostFiles):
         names = _names([file.name for file in value.files[:MOST_NAMES]])
         return ContextInfo(kind="documents", size=value.size, count=len(value.files), names=names)
-    size, kind = _text_size(value), type(cast("Any", value)).__name__
+    size, kind = _text_size(value), type(value).__name__
     if isinstance(value, _NUMBERS):
         return ContextInfo(kind="number", size=size, type=kind)
     if isinstance(value, dict):
@@ -187,7 +187,7 @@ def describe(value: Any) -> ContextInfo:
     if isinstance(value, (set, frozenset)):
         return ContextInfo(kind="set", size=size, count=len(cast("set[Any]", value)), type=kind)
     if isinstance(value, tuple):
-        row: Any = value
+        row = cast("Any", value)
         fields = getattr(row, "_fields", ())
         return ContextInfo(kind="tuple", size=size, count=len(row), names=_names(fields), type=kind if fields else "")
     if (record := fields_of(value)) is not None:
@@ -228,7 +228,7 @@ def plan_load(name: str, value: Any, *, tool: bool = False) -> LoadPlan:
             return LoadPlan(name=name, form="json", value=codec.encode(text))
         return LoadPlan(name=name, form="text", content=text)
     if isinstance(value, (bytes, bytearray, memoryview)):
-        data = bytes(value)
+        data = bytes(cast("Any", value))
         if len(data) <= INLINE:
             return LoadPlan(name=name, form="json", value=codec.encode(data))
         return LoadPlan(name=name, form="bytes", content=data)

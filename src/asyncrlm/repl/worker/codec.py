@@ -131,10 +131,10 @@ def _encode_container(value: Any, above: _Above, identity: int = 0) -> Any:
         above.discard(identity)
     if isinstance(value, list):
         return items
-    names = getattr(cast("Any", value), "_fields", None)
+    names = getattr(value, "_fields", None)
     if isinstance(value, tuple) and isinstance(names, tuple) and not above.strict:
-        row = cast("Any", value)
-        return _tagged("row", [getattr(row, "_row_type", _type(row).__name__), list(cast("Any", names)), items])
+        kind = getattr(cast("Any", value), "_row_type", _type(value).__name__)
+        return _tagged("row", [kind, list(cast("tuple[str, ...]", names)), items])
     return _tagged(next(tag for tag, base in _SEQUENCES if isinstance(value, base)), items)
 
 

@@ -87,7 +87,7 @@ def fields_of(value: Any) -> dict[str, Any] | None:
     """
     if isinstance(value, type):
         return None
-    kind: Any = type(value)
+    kind = cast("Any", type(value))
     if (names := _names(kind)) is None:
         return None
     found = {name: getattr(value, name) for name in names if hasattr(value, name)}
