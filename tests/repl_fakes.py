@@ -11,8 +11,8 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
+from asyncrlm.repl.resources import ResourceScope
 from asyncrlm.repl.sandbox import Environment, Printed, Report, Sandbox, Scope, Settings
-from asyncrlm.repl.scope import ResourceScope
 from asyncrlm.repl.session import Session, SubCall
 
 

@@ -22,7 +22,7 @@ from asyncrlm.environments import Settings, local_sandbox, local_template
 from asyncrlm.environments.local import LocalEnvironment
 from asyncrlm.environments.local_template import SPARES
 from asyncrlm.errors import ConfigurationError, SandboxLost
-from asyncrlm.repl.scope import ResourceScope
+from asyncrlm.repl.resources import ResourceScope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

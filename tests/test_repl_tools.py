@@ -13,7 +13,7 @@ from repl_fakes import FunctionServices
 
 from asyncrlm import ConfigurationError, Repl
 from asyncrlm.environments import environment
-from asyncrlm.repl.scope import ResourceScope
+from asyncrlm.repl.resources import ResourceScope
 from asyncrlm.repl.session import Session, ToolRecord
 from asyncrlm.repl.tools import RESERVED_NAMES, HostTools, ToolFailure
 

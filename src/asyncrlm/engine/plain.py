@@ -29,13 +29,14 @@ async def plain_text(prompt: Any, root_prompt: str | None, threads: anyio.Capaci
 
 def _as_text(prompt: Any) -> str:
     """The text of a file or of bytes, other values as JSON, or as Python writes them where they have no JSON form."""
+    kind = type(prompt).__name__
     try:
         if isinstance(prompt, HostFile):
             return file_text(prompt)
         if isinstance(prompt, HostFiles):
             return "\n\n".join([f"# {file.name}\n\n{file_text(file)}" for file in prompt.files])
         if isinstance(prompt, (bytes, bytearray, memoryview)):
-            return bytes(prompt).decode("utf-8")
+            return bytes(cast("bytes", prompt)).decode("utf-8")
         value: Any = _plain(cast("object", prompt))
         try:
             return json_text(value, ensure_ascii=False, default=_plain)
@@ -43,7 +44,7 @@ def _as_text(prompt: Any) -> str:
             return repr(prompt)
     except Exception as error:
         raise ConfigurationError(
-            f"with max_depth=0 the prompt is sent as text, and this {type(prompt).__name__} has none: {error}"
+            f"with max_depth=0 the prompt is sent as text, and this {kind} has none: {error}"
         ) from error
 
 

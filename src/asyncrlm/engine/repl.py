@@ -21,8 +21,8 @@ from ..lm.pacing import Gate, Pacers
 from ..lm.routing import Router
 from ..repl.broker import SubCall, describe_error
 from ..repl.context import check_prompt_type, resolved
+from ..repl.resources import ResourceScope
 from ..repl.sandbox import Report
-from ..repl.scope import ResourceScope
 from ..repl.session import CellOutcome, Session
 from ..repl.tools import HostTools, check_context_name
 from ..types import ModelUsageSummary, REPLResult, RLMChatCompletion, UsageSummary

@@ -15,7 +15,7 @@ from ..lm.clients import ClientSpec
 from ..lm.pacing import reply_text
 from ..repl.context import ContextInfo, check_prompt_type, describe, resolved
 from ..repl.raised import innermost
-from ..repl.scope import DepthScope
+from ..repl.resources import DepthScope
 from ..repl.session import CellOutcome, Session
 from ..repl.tools import HostTools
 from ..types import UsageSummary

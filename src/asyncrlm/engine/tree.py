@@ -20,7 +20,7 @@ from ..lm.clients import ClientSpec
 from ..lm.fallback import priced
 from ..lm.pacing import Gate, Pacer, Pacers
 from ..observe.log import get_logger
-from ..repl.scope import ResourceScope
+from ..repl.resources import ResourceScope
 from .asking import fitting_bytes
 from .call import Call, Watching
 
@@ -249,7 +249,7 @@ class Tree:
         self.ledger.hold_back(
             Need(
                 model=spec.model,
-                input_bytes=request.input_bytes() + growth,
+                input_bytes=request.input_bytes() + spec.argument_bytes(request.sampling_args) + growth,
                 output_cap=output_tokens,
                 price=spec.price,
                 models=spec.models,

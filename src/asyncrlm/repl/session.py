@@ -20,8 +20,8 @@ from .context import LoadPlan, plan_load, plan_tool
 from .link import CLOSE_GRACE, Link, check_code
 from .messages import Init
 from .outcome import CellOutcome, SubmittedAnswer, lost, lost_between, say_over, submitted
+from .resources import threads_of
 from .sandbox import Environment, Report, Scope
-from .scope import threads_of
 from .tools import HostTools
 
 GRACE = 2.0

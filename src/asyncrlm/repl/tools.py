@@ -176,6 +176,12 @@ def _split_entry(name: str, entry: Any) -> tuple[Any, str]:
     described = cast("dict[Any, Any]", entry) if isinstance(entry, dict) else {}
     if "tool" not in described:
         return cast("Any", entry), ""
+    for key in described:
+        if key not in ("tool", "description"):
+            raise ConfigurationError(
+                f'custom_tools: unknown key {key!r} beside "tool" for {name!r}; known are: tool, description (a dict '
+                'of your own goes in as {"tool": {…}})'
+            )
     description = described.get("description") or ""
     if not isinstance(description, str):
         raise ConfigurationError(f"custom_tools: the description of {name!r} must be a str")
