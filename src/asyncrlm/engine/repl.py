@@ -22,7 +22,7 @@ from ..lm.routing import Router
 from ..observe.log import get_logger
 from ..repl.approval import ApprovalRequest
 from ..repl.broker import SubCall, describe_error
-from ..repl.context import check_prompt_type, describe
+from ..repl.context import check_prompt_type, resolved
 from ..repl.resources import ResourceScope
 from ..repl.sandbox import Report
 from ..repl.session import CellOutcome, Session
@@ -50,8 +50,7 @@ class Repl:
     Args:
         environment: The name of a kind of place, or an `Environment`.
         environment_kwargs: Settings of the environment, if it is given by name.
-        context: Bound to `context` in cells: a str, bytes, a dict or list of plain data, or a `pathlib.Path` to a
-            text file of at most 256 MB. It is never changed.
+        context: Bound to `context` in cells: what may be the prompt of a completion. It is never changed.
         lm: What `llm_query` asks: a backend's name or "provider/model", an `LMClient`, or an
             `async def f(messages) -> str`. None: calls fail with a text that says so. `rlm_query` asks it too.
         custom_tools: Name → value or host callable, or name → {"tool": …, "description": …}; an entry may have
@@ -85,7 +84,7 @@ class Repl:
         if context is not None:
             check_prompt_type(context)
             if isinstance(context, Path):
-                describe(context)  # one that can't be read is told of here
+                resolved(context)  # one that can't be read is told of here
         limits = checked_limits(
             Limits(),
             {

@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Literal, Protocol
 
 import anyio
@@ -185,16 +184,16 @@ class Channel:
             )
         self._post(data, at_once=True)
 
-    async def send_with_file(self, frame: ToWorker, path: Path) -> None:
-        """Pass a descriptor of `path`, then the frame that tells the worker what to do with it.
+    async def send_with_file(self, frame: ToWorker, open_file: Callable[[], int]) -> None:
+        """Pass the descriptor that `open_file` gives, then the frame that tells the worker what to do with it.
 
         Raises:
-            OSError: if the file can't be opened.
+            Exception: what `open_file` raises.
             anyio.BrokenResourceError: if the worker is gone.
         """
         async with self._sending:
             await self._flush()
-            await self._sandbox.pass_file(path)
+            await self._sandbox.pass_file(open_file)
             await self._sandbox.send(encode_frame(frame))
 
     def reply(self, reply: Reply) -> int:

@@ -209,19 +209,19 @@ class Link:
         self.changed = anyio.Event()
         self._load_error = None
         try:
-            if plan.path is not None and self.sandbox.passes_files:
+            if plan.file is not None and self.sandbox.passes_files:
                 frame.descriptor = True
                 self.channel.begin_load(number)
-                await self.channel.send_with_file(frame, plan.path)
+                await self.channel.send_with_file(frame, plan.file.open)
             else:
-                if plan.path is None and plan.content is None:
+                if plan.inline:
                     frame.value = plan.value
                 else:
                     frame.path = await self.sandbox.put_file(f"load-{number}", plan.chunks())
                 self.channel.begin_load(number)
                 self.channel.send(frame)
             await self.changed.wait()
-        except OSError as error:
+        except (OSError, ConfigurationError) as error:
             self.kill(f"{plan.name} could not be loaded")
             raise ConfigurationError(f"{plan.name}: {error}") from error
         except anyio.BrokenResourceError:

@@ -201,8 +201,8 @@ class Session:
         Args:
             name: Such as "context" or "history_1"; restored after each cell.
             also: Another name for it, that another value may have had.
-            value: str, bytes, dict, list, a `pathlib.Path` to a text file, or other plain data. It is not changed, and
-                should not be changed by others while the session lives.
+            value: What may be the prompt of a completion. It is not changed, and should not be changed by others while
+                the session lives.
 
         Raises:
             ConfigurationError: if the value can't be loaded; the message names the offending item.
