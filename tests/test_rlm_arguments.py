@@ -56,7 +56,7 @@ WRONG: dict[str, tuple[list[Any], str]] = {
     "logger": ([5, "logs", RLMLogger, Odd()], "logger must be an RLMLogger"),
 } | {
     name: ([5, "print", Odd()], f"{name} must be a function or a coroutine function")
-    for name in ("on_subcall_start", "on_subcall_complete", "on_iteration_start", "on_iteration_complete")
+    for name in ("approve", "on_subcall_start", "on_subcall_complete", "on_iteration_start", "on_iteration_complete")
 }
 LIMITS: dict[str, tuple[list[Any], str]] = (
     {
@@ -69,7 +69,7 @@ LIMITS: dict[str, tuple[list[Any], str]] = (
     }
     | {
         name: ([-1, "3", [3], True, float("nan"), Odd()], f"{name} must be a number, 0 or more, or None")
-        for name in ("max_budget", "max_timeout", "subcall_timeout")
+        for name in ("max_budget", "max_timeout", "subcall_timeout", "tool_timeout")
     }
     | {
         "limits": (["firm", 5, None, [], Odd()], 'limits must be "soft" or "hard"'),
@@ -215,7 +215,7 @@ def test_no_key_in_logs_events_and_progress(
         arguments = _with_url(given, server.base_url)
         with RLM("vllm", **arguments, logger=RLMLogger(tmp_path), verbose=True) as rlm:
             completion = rlm.completion("CTX", "What?")
-            shown = [repr(rlm), repr(vars(rlm)), repr(vars(rlm._engine))]
+            shown = [repr(rlm), repr(vars(rlm)), repr(vars(rlm._rlm))]
     assert completion.response == "done"
     sent = "".join(f"{request.path} {request.headers}" for request in server.requests)
     assert KEY in sent

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -52,6 +53,8 @@ class Tree:
             mode=limits.limits,
             on_settle=self._settled,
         )
+        self.tool_counts: Counter[tuple[int, str]] = Counter()
+        """Calls of each tool so far; `ToolDesk` counts them."""
         self.limit: LimitError | None = None
         """The first limit of the ledger that any run of the tree met. Once set, the tree is ending."""
         self._listeners = list(watching.listeners)
