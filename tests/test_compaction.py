@@ -79,8 +79,8 @@ async def test_it_is_done_as_often_as_it_must_be() -> None:
     with anyio.fail_after(10):
         completion = await compacting(lm).acompletion("CTX")
     assert completion.response == '[1, 6, true, true, "user"]'
-    assert sum(is_summary(call) for call in lm.calls) >= 2
-    assert "for the second time" in lm.calls[-1].messages[-1].content + str(lm.calls[-1].messages)
+    assert sum(is_summary(call) for call in lm.calls) == 3
+    assert "for the third time" in lm.calls[-1].messages[-1].content
 
 
 async def test_what_the_provider_counts_is_believed() -> None:
@@ -154,7 +154,7 @@ async def test_the_summary_is_under_the_limits_of_the_run() -> None:
 
     lm = ScriptedLM(reply)
     with anyio.fail_after(10), pytest.raises(TokenLimitExceededError) as caught:
-        await compacting(lm, max_tokens=12_000).acompletion("CTX")
+        await compacting(lm, max_tokens=20_000).acompletion("CTX")
     assert any(is_summary(call) for call in lm.calls)
     assert caught.value.usage_summary is not None
 
