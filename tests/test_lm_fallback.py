@@ -21,7 +21,7 @@ from asyncrlm.lm.fair import NO_FLOW
 from asyncrlm.lm.fallback import cost_of
 from asyncrlm.lm.gate import Gate
 from asyncrlm.lm.sender import Sender
-from asyncrlm.repl.scope import ResourceScope
+from asyncrlm.repl.resources import ResourceScope
 from asyncrlm.testing import FakeOpenAIServer, FakeReply, FakeRequest, ScriptedLM
 from asyncrlm.types import RateHints
 

@@ -16,7 +16,7 @@ from ..lm.cache import Seen, open_cache
 from ..lm.clients import ClientSpec
 from ..lm.pacing import Gate, Pacer
 from ..lm.sender import Sender
-from ..repl.scope import ResourceScope
+from ..repl.resources import ResourceScope
 from .asking import fitting_bytes
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from ..lm.clients import ClientSpec
 from ..lm.fallback import priced
 from ..lm.pacing import Gate
 from ..observe.log import get_logger
-from ..repl.scope import ResourceScope
+from ..repl.resources import ResourceScope
 from .call import Call, Watching
 from .door import ModelDoor
 
@@ -47,6 +48,8 @@ class Tree:
             mode=limits.limits,
             on_settle=self._settled,
         )
+        self.tool_counts: Counter[tuple[int, str]] = Counter()
+        """Calls of each tool so far; `ToolDesk` counts them."""
         self.limit: LimitError | None = None
         """The first limit of the ledger that any run of the tree met. Once set, the tree is ending."""
         self._listeners = list(watching.listeners)
@@ -188,7 +191,7 @@ class Tree:
         self.ledger.hold_back(
             Need(
                 model=spec.model,
-                input_bytes=request.input_bytes() + growth,
+                input_bytes=request.input_bytes() + spec.argument_bytes(request.sampling_args) + growth,
                 output_cap=output_tokens,
                 price=spec.price,
                 models=len(spec.each),
