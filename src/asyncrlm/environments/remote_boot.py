@@ -31,14 +31,22 @@ while b"\\n" not in d:
     d+=p
 z,_,d=d.partition(b"\\n")
 m=marshal.loads(zlib.decompress(binascii.a2b_base64(z)))
-exec(m["boot"],{"bundle":m,"begun":d})
+exec(m["boot"],{"bundle":m,"begun":d,"entry":"keeper"})
 """
 """The program of the interpreter: it reads a line, the bundle, and runs what that holds."""
+_KERNEL_BOOT = """\
+(lambda m: exec(m["boot"], {"bundle": m, "begun": b"", "entry": "kernel"}))(
+    __import__("marshal").loads(__import__("zlib").decompress(__import__("binascii").a2b_base64(%r))))"""
 
 
 def command(python: str) -> list[str]:
     """What runs in a sandbox."""
     return [python, "-I", "-u", "-c", BOOT]
+
+
+def kernel_cell(line: bytes) -> str:
+    """The cell that makes a worker of a kernel; `line` is the bundle."""
+    return _KERNEL_BOOT % line.strip()
 
 
 _LOADER = f"""\
@@ -66,8 +74,8 @@ class Bundled:
     def get_source(self, name):
         return bundle["sources"].get(name.rpartition(".")[2])
 sys.meta_path.append(Bundled())
-from {NAME} import keeper
-keeper.main(begun)
+from importlib import import_module
+import_module("{NAME}." + entry).main(begun)
 """
 
 
@@ -108,6 +116,7 @@ class Options(msgspec.Struct, kw_only=True):
     padding: int = 0
     packages: list[str] = field(default_factory=list[str])
     shell: bool = False
+    kernel: list[str] = field(default_factory=list[str])
 
     def line(self) -> bytes:
         """ASCII JSON, as all lines of the stream are."""
