@@ -159,8 +159,8 @@ def _manager(environment: IPythonEnvironment, folder: Path) -> Any:
         ) from None
     if spec.language.lower() != "python" or not spec.argv or not _PYTHON.fullmatch(Path(spec.argv[0]).name):
         raise ConfigurationError(
-            f"kernel={environment.kernel!r}: its command is {' '.join(spec.argv[:1])!r}, for {spec.language}; cells run "
-            "in kernels of Python whose command begins with the interpreter"
+            f"kernel={environment.kernel!r}: its command is {' '.join(spec.argv[:1])!r}, for {spec.language}; cells "
+            "run in kernels of Python whose command begins with the interpreter"
         )
     folder.mkdir(0o700)
     if len(os.fsencode(folder)) > _LONGEST_PATH - len("/kernel-ipc-5"):
