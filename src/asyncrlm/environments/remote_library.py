@@ -1,4 +1,4 @@
-"""Compiled modules of the standard library for sandboxes that have only their sources, as the usual images of Python do.
+"""Compiled modules of the standard library for sandboxes that have its sources only, as the usual images of Python do.
 
 To compile what a keeper imports takes longer than all the rest of its start. So its bundle may have the code of these
 modules, as this interpreter compiled them; the sandbox takes one if the source that it has is the very same text.
@@ -12,13 +12,13 @@ import marshal
 from functools import cache
 from pathlib import Path
 
-MODULES = (
+_MODULES = (
     "__future__ _weakrefset ast base64 codeop collections collections.abc contextlib contextvars copyreg ctypes "
     "ctypes._endian datetime _pydatetime decimal dis enum functools importlib importlib._abc inspect json json.decoder "
     "json.encoder json.scanner keyword linecache numbers opcode _opcode_metadata operator re re._casefix re._compiler "
     "re._constants re._parser reprlib selectors signal socket sre_compile sre_constants sre_parse struct textwrap "
     "threading token tokenize traceback types typing warnings _py_warnings weakref _colorize annotationlib"
-).split()
+)
 """All that a keeper imports, in the versions of Python that there are."""
 
 
@@ -26,7 +26,7 @@ MODULES = (
 def library() -> dict[str, tuple[bytes, bytes]]:
     """Name of a module → the hash of its source and its code, as `marshal` writes it. Reads files."""
     found: dict[str, tuple[bytes, bytes]] = {}
-    for name in MODULES:
+    for name in _MODULES.split():
         try:
             spec = importlib.util.find_spec(name)
         except ModuleNotFoundError:  # of a package that this version has not
