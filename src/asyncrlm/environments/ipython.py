@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from ..errors import ConfigurationError
@@ -11,8 +12,6 @@ from ..repl.scope import threads_of
 from .local import LocalEnvironment
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ..repl.sandbox import Sandbox, Scope
     from .local_order import Facts, Order
 

@@ -11,6 +11,7 @@ import re
 import secrets
 import socket
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -165,12 +166,15 @@ def _manager(environment: IPythonEnvironment, folder: Path) -> Any:
     folder.mkdir(0o700)
     if len(os.fsencode(folder)) > _LONGEST_PATH - len("/kernel-ipc-5"):
         raise ConfigurationError(f"{folder}: too long for a Unix socket; set TMPDIR to a shorter folder")
-    return client.AsyncKernelManager(
+    manager = client.AsyncKernelManager(
         kernel_name=environment.kernel,
         kernel_spec_manager=finder,
         transport="ipc",
         connection_file=str(folder / "kernel.json"),
     )
+    # To send without a copy pyzmq keeps a thread for the rest of the process.
+    manager.session.copy_threshold = sys.maxsize
+    return manager
 
 
 def check_loop() -> None:

@@ -6,10 +6,12 @@ of the host's has it run `main` here. From then on nothing but the worker's chan
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import sys
+import threading
 import traceback
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,8 @@ CHANNEL, OUT, ERR = 3, 4, 5
 """Descriptors of a kernel: it puts pipes of its own in the place of 1 and 2."""
 _VARIABLE = "ASYNCRLM_KERNEL"
 _ABOVE = 100
+_CLOSING = 1.0
+"""Seconds to close a kernel's sockets in; it takes milliseconds."""
 
 
 def become(command: list[str], channel: int, in_force: dict[str, Any], network: bool) -> NoReturn:
@@ -28,7 +32,7 @@ def become(command: list[str], channel: int, in_force: dict[str, Any], network: 
     for number, fd in enumerate(spares):
         os.dup2(fd, CHANNEL + number)
     os.closerange(ERR + 1, _ABOVE + 100)
-    os.environ[_VARIABLE] = json.dumps({"in_force": in_force, "network": network})
+    os.environ[_VARIABLE] = json.dumps({"in_force": in_force, "network": network, "environ": dict(os.environ)})
     try:
         os.execv(command[0], command)
     except OSError as error:
@@ -46,23 +50,24 @@ def main(_begun: bytes) -> NoReturn:
 
 
 def _serve() -> NoReturn:
-    from . import main as worker_main  # noqa: PLC0415 - the process that becomes the kernel has no use for them
-    from . import shell, syscalls  # noqa: PLC0415 - as above
+    from . import birth, shell, syscalls  # noqa: PLC0415 - the process that becomes the kernel has no use for them
+    from . import main as worker_main  # noqa: PLC0415 - as above
 
-    told = json.loads(os.environ.pop(_VARIABLE))
+    told = json.loads(os.environ[_VARIABLE])
     in_force: dict[str, Any] = told["in_force"]
     null = os.open(os.devnull, os.O_RDWR)
     for source, target in ((null, 0), (OUT, 1), (ERR, 2)):
         os.dup2(source, target)
     os.close(null)
+    birth.set_environment(told["environ"])  # without what a kernel adds, such as a terminal that there is not
     _leave_loop()
     worker = worker_main.prepare()
     ipython: Any = sys.modules["IPython"]
     interactive = ipython.get_ipython()
-    interactive.history_manager.enabled = False
+    _silence(interactive)
     shell.install(worker, interactive)
     if in_force.get("kernel") and not told["network"]:
-        # The threads of the kernel are there by now, and cells reach them: what holds has to hold them too.
+        # With whatever threads of the kernel are left, which cells could reach.
         syscalls.seccomp_threads(syscalls.filter_program(False))
         in_force["network"] = "seccomp"
     else:
@@ -70,6 +75,30 @@ def _serve() -> NoReturn:
     for fd in (OUT, ERR):
         os.set_inheritable(fd, False)
     worker.serve(CHANNEL, in_force)
+
+
+def _silence(interactive: Any) -> None:
+    """End all that listens or writes besides cells, as far as this kind of kernel has it: sockets, threads, history."""
+    kernel = getattr(interactive, "kernel", None)
+    app = getattr(sys.modules.get("ipykernel.kernelapp"), "IPKernelApp", None)
+    app = app.instance() if app is not None and app.initialized() else None
+    history = interactive.history_manager
+    history.enabled = False
+    threads = [getattr(kernel, name, None) for name in ("iopub_thread", "control_thread", "shell_channel_thread")]
+    for thread in (*threads, getattr(history, "save_thread", None)):
+        if thread is not None:
+            with contextlib.suppress(Exception):
+                thread.stop()
+    contexts = {id(c): c for c in (getattr(o, "context", None) for o in (app, getattr(app, "heartbeat", None))) if c}
+
+    def close() -> None:
+        for context in contexts.values():
+            context.destroy(0)
+
+    # In a thread: of a socket that is still held somewhere it would wait for ever.
+    closing = threading.Thread(target=close, daemon=True)
+    closing.start()
+    closing.join(_CLOSING)
 
 
 def _leave_loop() -> None:

@@ -131,8 +131,8 @@ class Lodging:
         read_only = bool(os.statvfs("/").f_flag & os.ST_RDONLY)
         if syscalls.SECCOMP:
             with contextlib.suppress(OSError):
-                # A kernel makes sockets before it is a worker.
-                syscalls.seccomp(syscalls.filter_program(not read_only, network or bool(self.options["kernel"])))
+                later = bool(self.options["kernel"])  # it makes sockets and threads before it is a worker
+                syscalls.seccomp(syscalls.filter_program(not read_only, network or later, later))
                 seccomp = "seccomp"
         both = f"{landlock}, seccomp" if landlock and seccomp else None
         own = "pid namespace" if self.mode == "pidns" else landlock if self.landlock >= 6 else None
