@@ -66,9 +66,10 @@ print(json.dumps([mine, file == textwrap.__file__, type(textwrap.__loader__).__n
     known = hashed or known
     found = json.loads(run({"textwrap": (known, marked)}, "del sys.modules['textwrap']" + then, magic))
     assert found[0] is False  # once it has begun, imports are as everywhere
+    own = {"textwrap": (known, marked)}
     begins = remote_boot._LOADER.partition("begin = ")[0]
     during = f"""
 sys.modules.pop("textwrap", None)
-exec({begins!r}, {{"bundle": dict(bundle, library={dict(textwrap=(known, marked))!r})}})
+exec({begins!r}, {{"bundle": dict(bundle, library={own!r})}})
 """
     assert json.loads(run({}, during + then, magic))[:3] == [taken, True, "SourceFileLoader"]
