@@ -11,8 +11,8 @@ import msgspec
 from asyncrlm import Repl
 from asyncrlm.environments.local_machine import LocalMachine
 from asyncrlm.environments.remote import Confinement, RemoteEnvironment
+from asyncrlm.repl.resources import threads_of
 from asyncrlm.repl.sandbox import Settings
-from asyncrlm.repl.scope import threads_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -166,7 +166,6 @@ async def test_a_context_larger_than_a_command_line_loads() -> None:
     ("settings", "named"),
     [
         ({"compaction": True}, "compaction"),
-        ({"environment": "prime"}, "prime"),
         ({"environment": "nowhere"}, "local"),
         ({"backend": "anthropic"}, "anthropic"),
         ({"backend": "azure_openai"}, "azure_openai"),

@@ -14,7 +14,7 @@ import pytest
 from asyncrlm import Repl, SandboxLost
 from asyncrlm.environments import environment
 from asyncrlm.environments.owners import LABEL, is_stray, owner_labels
-from asyncrlm.repl.scope import ResourceScope
+from asyncrlm.repl.resources import ResourceScope
 
 pytest.importorskip("aiodocker", reason="the Docker environment's SDK is not installed")
 

@@ -19,6 +19,7 @@ from asyncrlm.events import SubcallFinished
 from asyncrlm.lm.base import LMRequest
 from asyncrlm.lm.gate import Gate
 from asyncrlm.lm.pacing import BURST, Pacers
+from asyncrlm.rlm import completions_of
 from asyncrlm.testing import FakeOpenAIServer, FakeReply, FakeRequest, ScriptedLM
 
 from .helpers import scripted, submit
@@ -225,9 +226,9 @@ def test_a_tenant_and_a_pacer_are_checked() -> None:
     with pytest.raises(ConfigurationError, match="tenant must be a str"):
         AsyncRLM(lm, tenant=3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigurationError, match="tenant must be a str"):
-        AsyncRLM(lm).prepare({"tenant": 3})
-    assert AsyncRLM(lm, tenant="a").prepare({}).tenant == "a"
-    assert AsyncRLM(lm, tenant="a").prepare({"tenant": "b"}).tenant == "b"
+        completions_of(AsyncRLM(lm)).prepare({"tenant": 3})
+    assert completions_of(AsyncRLM(lm, tenant="a")).prepare({}).tenant == "a"
+    assert completions_of(AsyncRLM(lm, tenant="a")).prepare({"tenant": "b"}).tenant == "b"
     for wrong in (3, {"scripted": 3}):
         with pytest.raises(ConfigurationError, match="pacer must be"):
             AsyncRLM(lm, pacer=wrong)  # pyright: ignore[reportArgumentType]

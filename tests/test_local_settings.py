@@ -28,14 +28,6 @@ def test_a_name_and_settings_make_an_environment(tmp_path: Path) -> None:
     assert environment("local", {"cell_timeout": None, "max_processes": None}).settings.max_processes is None
 
 
-@pytest.mark.parametrize("name", ["prime"])
-def test_later_environments_are_named_as_such(name: str) -> None:
-    with pytest.raises(
-        ConfigurationError, match=f"'{name}' comes in a later release; there is 'local', 'ipython', 'doc"
-    ):
-        environment(name)
-
-
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [

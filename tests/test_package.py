@@ -20,7 +20,7 @@ SURFACE = {
     "AsyncRLM", "RLM", "Repl", "RLMLogger", "Environment", "LocalEnvironment",
     "RemoteEnvironment", "Machine", "Confinement", "Sandbox", "Scope", "Settings", "Report", "Printed",
     "RLMChatCompletion", "UsageSummary", "ModelUsageSummary", "REPLResult",
-    "LMClient", "LMRequest", "LMReply", "LMUsage", "Message", "Pacer",
+    "ApprovalRequest", "LMClient", "LMRequest", "LMReply", "LMUsage", "Message", "Pacer",
     "RLMError", "ConfigurationError", "LimitError", "BudgetExceededError", "TimeoutExceededError",
     "TokenLimitExceededError", "SubcallLimitExceededError", "ErrorThresholdExceededError", "CancellationError",
     "SandboxLost", "ProtocolError", "LMError", "__version__",

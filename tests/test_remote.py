@@ -14,7 +14,7 @@ from asyncrlm import AsyncRLM, ConfigurationError, SandboxLost
 from asyncrlm.environments.remote import asyncio_only, imported
 from asyncrlm.environments.remote_boot import command
 from asyncrlm.environments.remote_sandbox import KILL_GRACE
-from asyncrlm.repl.scope import ResourceScope
+from asyncrlm.repl.resources import ResourceScope
 
 from .helpers import cell, scripted, submit
 from .local_support import DAEMONS, marked, until

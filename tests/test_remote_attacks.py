@@ -14,7 +14,7 @@ import pytest
 from local_support import CAP, Client, assault, denied, through
 
 import asyncrlm.errors
-from asyncrlm.repl.scope import ResourceScope
+from asyncrlm.repl.resources import ResourceScope
 from asyncrlm.repl.worker import confine
 
 from .remote_support import Plain, remote

@@ -183,7 +183,7 @@ async def test_a_driver_that_fails_is_a_lost_sandbox() -> None:
 
     from repl_fakes import FakeEnvironment
 
-    from asyncrlm.repl.scope import ResourceScope
+    from asyncrlm.repl.resources import ResourceScope
 
     class BrokenEnvironment(FakeEnvironment, frozen=True, kw_only=True, dict=True):
         async def open(self, scope: Any) -> FakeSandbox:

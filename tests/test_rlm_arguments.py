@@ -16,6 +16,7 @@ import pytest
 
 from asyncrlm import RLM, AsyncRLM, ConfigurationError, LMError, RLMError, RLMLogger
 from asyncrlm.cli import main
+from asyncrlm.rlm import completions_of
 from asyncrlm.testing import FakeOpenAIServer, FakeRequest
 
 from .helpers import cell, scripted, submit
@@ -55,7 +56,7 @@ WRONG: dict[str, tuple[list[Any], str]] = {
     "logger": ([5, "logs", RLMLogger, Odd()], "logger must be an RLMLogger"),
 } | {
     name: ([5, "print", Odd()], f"{name} must be a function or a coroutine function")
-    for name in ("on_subcall_start", "on_subcall_complete", "on_iteration_start", "on_iteration_complete")
+    for name in ("approve", "on_subcall_start", "on_subcall_complete", "on_iteration_start", "on_iteration_complete")
 }
 LIMITS: dict[str, tuple[list[Any], str]] = (
     {
@@ -68,7 +69,7 @@ LIMITS: dict[str, tuple[list[Any], str]] = (
     }
     | {
         name: ([-1, "3", [3], True, float("nan"), Odd()], f"{name} must be a number, 0 or more, or None")
-        for name in ("max_budget", "max_timeout", "subcall_timeout")
+        for name in ("max_budget", "max_timeout", "subcall_timeout", "tool_timeout")
     }
     | {
         "limits": (["firm", 5, None, [], Odd()], 'limits must be "soft" or "hard"'),
@@ -186,7 +187,7 @@ def _echoing(request: FakeRequest) -> str:
 
 
 def _async_face(rlm: Any) -> AsyncRLM:
-    return rlm._engine if isinstance(rlm, RLM) else rlm
+    return rlm._rlm if isinstance(rlm, RLM) else rlm
 
 
 @pytest.mark.parametrize("face", [AsyncRLM, RLM])
@@ -195,7 +196,9 @@ def test_no_key_in_any_repr(given: dict[str, Any], face: type) -> None:
     rlm = face("vllm", **_with_url(given, "http://127.0.0.1:1/v1"))
     for one in (rlm, pickle.loads(pickle.dumps(rlm))):
         inner = _async_face(one)
-        shown = [repr(x) for x in (one, vars(one), inner, vars(inner), vars(inner)["_configuration"].router.specs)]
+        completions = completions_of(inner)
+        shown = [repr(x) for x in (one, vars(one), inner, vars(inner), vars(completions))]
+        shown.append(repr(completions.configuration.router.specs))
         shown += [str(one), str(vars(inner)["_given"])]
         assert KEY not in "".join(shown)
     # What was pickled is all of it, the key too.
@@ -212,7 +215,7 @@ def test_no_key_in_logs_events_and_progress(
         arguments = _with_url(given, server.base_url)
         with RLM("vllm", **arguments, logger=RLMLogger(tmp_path), verbose=True) as rlm:
             completion = rlm.completion("CTX", "What?")
-            shown = [repr(rlm), repr(vars(rlm)), repr(vars(rlm._engine))]
+            shown = [repr(rlm), repr(vars(rlm)), repr(vars(rlm._rlm))]
     assert completion.response == "done"
     sent = "".join(f"{request.path} {request.headers}" for request in server.requests)
     assert KEY in sent
@@ -327,5 +330,5 @@ def test_a_newcomers_argument_is_pointed_to_its_place(argument: dict[str, Any], 
 )
 def test_a_newcomers_override_is_pointed_to_its_place(override: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        AsyncRLM("offline").prepare(override)
+        completions_of(AsyncRLM("offline")).prepare(override)
     assert says in str(caught.value)

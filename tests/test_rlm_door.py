@@ -31,7 +31,6 @@ from .helpers import scripted, submit
         ({"max_timeout": float("nan")}, "max_timeout"),
         ({"limits": "firm"}, "limits"),
         ({"compaction": True}, "later release"),
-        ({"environment": "prime"}, "later release"),
         ({"environment": "nowhere"}, "local"),
         ({"environment_kwargs": {"cell_timout": 3}}, "cell_timeout"),
         ({"custom_tools": {"llm_query": 1}}, "llm_query"),

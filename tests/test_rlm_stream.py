@@ -178,7 +178,7 @@ def test_an_engine_that_does_not_open_keeps_no_portal(monkeypatch: pytest.Monkey
         raise ConfigurationError("not today")
 
     with monkeypatch.context() as patch:
-        patch.setattr(rlm._engine._engine, "acquire", refuse)
+        patch.setattr(rlm._completions._engine, "acquire", refuse)
         for _ in range(3):
             with pytest.raises(ConfigurationError, match="not today"):
                 rlm.completion("CTX")

@@ -10,7 +10,7 @@ import anyio.lowlevel
 import pytest
 
 from asyncrlm.errors import LMError
-from asyncrlm.repl.scope import ResourceScope
+from asyncrlm.repl.resources import ResourceScope
 
 pytestmark = pytest.mark.anyio
 

@@ -8,7 +8,9 @@ import anyio
 import pytest
 
 from asyncrlm import AsyncRLM, ConfigurationError, Repl, SandboxLost
+from asyncrlm.environments import environment
 
+from .cases import covers
 from .helpers import cell, scripted, submit
 from .vendors import SDK_WARNINGS, Vendor, echo, fact, vendor
 
@@ -97,7 +99,7 @@ async def test_a_sandbox_that_is_refused_says_why(vendor: Vendor, kind: str) -> 
 
 @asyncio_only
 async def test_a_key_that_is_refused_is_the_callers_to_mend(vendor: Vendor, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MODAL_TOKEN_SECRET", "DAYTONA_API_KEY"):
+    for name in ("MODAL_TOKEN_SECRET", "DAYTONA_API_KEY", "PRIME_API_KEY"):
         monkeypatch.setenv(name, "wrong")
     with anyio.fail_after(20), pytest.raises(ConfigurationError, match="refuses the credentials"):
         async with Repl(environment=vendor.name, lm=echo) as r:
@@ -107,9 +109,13 @@ async def test_a_key_that_is_refused_is_the_callers_to_mend(vendor: Vendor, monk
 
 @asyncio_only
 async def test_without_a_key_its_variables_are_named(vendor: Vendor, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET", "DAYTONA_API_KEY"):
+    for name in ("MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET", "DAYTONA_API_KEY", "PRIME_API_KEY"):
         monkeypatch.delenv(name, raising=False)
-    wanted = {"modal": "MODAL_TOKEN_ID and MODAL_TOKEN_SECRET", "daytona": "DAYTONA_API_KEY"}[vendor.name]
+    wanted = {
+        "modal": "MODAL_TOKEN_ID and MODAL_TOKEN_SECRET",
+        "daytona": "DAYTONA_API_KEY",
+        "prime": "PRIME_API_KEY, or run `prime login`",
+    }[vendor.name]
     with anyio.fail_after(20), pytest.raises(ConfigurationError, match=wanted):
         async with Repl(environment=vendor.name, lm=echo) as r:
             await r.execute("1")
@@ -132,7 +138,8 @@ async def _cancelled_when(vendor: Vendor, so: Callable[[], Any]) -> None:
             group.start_soon(use)
             await fact(so)
             group.cancel_scope.cancel()
-            vendor.server.loop.call_later(0.2, lambda: vendor.server.loop.create_task(_let_go(vendor)))
+            loop = vendor.server.loop  # in another thread
+            loop.call_soon_threadsafe(loop.call_later, 0.2, lambda: loop.create_task(_let_go(vendor)))
 
 
 async def _let_go(vendor: Vendor) -> None:
@@ -176,6 +183,7 @@ async def test_cancelled_in_a_cell_it_is_destroyed(vendor: Vendor) -> None:
 
 ENDS = {"modal": {"terminated": "it was terminated", "timeout": "after its lifetime of"}}
 ENDS["daytona"] = {"stopped": "says that it is stopped: out of credit", "gone": "says that it is gone"}
+ENDS["prime"] = {"ERROR": "says that it is error: out of credit", "gone": "says that it is gone"}
 
 
 @asyncio_only
@@ -185,7 +193,7 @@ async def test_a_sandbox_that_ends_in_mid_cell_is_lost_with_the_vendors_word(ven
 
     async def end(messages: list[dict[str, str]]) -> str:
         number = len(vendor.server.made) - 1
-        arguments = (number, how, "out of credit") if vendor.name == "daytona" else (number, how)
+        arguments = (number, how) if vendor.name == "modal" else (number, how, "out of credit")
         await anyio.to_thread.run_sync(vendor.server.end, *arguments)  # type: ignore[attr-defined]
         if how == "gone":
             vendor.server.destroyed.append(vendor.server.made[number])
@@ -217,6 +225,8 @@ async def test_a_run_whose_sandboxes_end_keeps_its_partial_answer(vendor: Vendor
 
 @asyncio_only
 async def test_a_stream_that_is_cut_off_goes_on_where_it_was(vendor: Vendor) -> None:
+    if vendor.name == "prime":
+        pytest.skip("Prime says nothing of what was said while nobody listened")
     with anyio.fail_after(30):
         async with Repl(environment=vendor.environment(max_output=1_000_000), lm=echo) as r:
             await r.execute("x = 5")
@@ -226,6 +236,38 @@ async def test_a_stream_that_is_cut_off_goes_on_where_it_was(vendor: Vendor) -> 
                 assert result.stdout == "".join(f"{n:06}" for n in range(5000)) + "\nre: a 5\n"
                 assert vendor.server.cut == 0  # type: ignore[attr-defined]
     assert len(vendor.server.made) == 1
+
+
+@asyncio_only
+async def test_a_stream_that_would_go_on_with_a_gap_ends_its_sandbox(vendor: Vendor) -> None:
+    if vendor.name != "prime":
+        pytest.skip("the others say again what was missed")
+    with anyio.fail_after(30):
+        async with Repl(environment=vendor.name, lm=echo) as r:
+            await r.execute("1")
+            vendor.server.cut = 1  # type: ignore[attr-defined]
+            assert "its stream broke" in said(await r.execute("print(llm_query('a'))"))
+            assert (await r.execute("print(llm_query('b'))")).stdout == "re: b\n"
+    assert (vendor.server.requests["attach"], len(vendor.server.made)) == (0, 2)
+
+
+@asyncio_only
+async def test_one_that_is_slow_to_start_is_waited_for(vendor: Vendor) -> None:
+    server: Any = vendor.server
+    server.held.add(vendor.create)
+    server.pending, server.first_state = 1, "creating"
+    outputs: list[str] = []
+
+    async def use() -> None:
+        async with Repl(environment=vendor.name, lm=echo) as r:
+            outputs.append((await r.execute("print(llm_query('a'))")).stdout)
+
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as group:
+            group.start_soon(use)
+            await fact(lambda: server.waiting[vendor.create])
+            server.release(vendor.create)
+    assert (outputs, len(server.made)) == (["re: a\n"], 1)
 
 
 @asyncio_only
@@ -259,7 +301,9 @@ async def test_settings_reach_the_vendor(vendor: Vendor) -> None:
         "timeout": 60,
     }
     daytona = {"cpu": 2, "memory": 4, "labels": {"team": "x"}, "volumes": {"/data": "v"}, "timeout": 90}
-    settings = {"modal": modal, "daytona": daytona}[vendor.name]
+    prime = {"cpu_cores": 2, "memory_gb": 4, "labels": ["x"], "volumes": {"/data": "v"}, "region": "eu"}
+    prime |= {"secrets": {"S": "t"}, "timeout_minutes": 90, "image": "python:3.12"}
+    settings = {"modal": modal, "daytona": daytona, "prime": prime}[vendor.name]
     with anyio.fail_after(20):
         async with Repl(environment=vendor.environment(name="mine", **settings), lm=echo) as r:
             assert (await r.execute("print(1)")).stdout == "1\n"
@@ -272,31 +316,69 @@ async def test_settings_reach_the_vendor(vendor: Vendor) -> None:
         assert asked.network_access.network_access_type == asked.network_access.BLOCKED
         return
     assert box.asked["name"].startswith("mine-")
+    if vendor.name == "prime":
+        wanted = {"cpu_cores": 2, "memory_gb": 4, "region": "eu", "secrets": {"S": "t"}, "network_allowlist": []}
+        wanted |= {"timeout_minutes": 90, "idle_timeout_minutes": 15, "docker_image": "python:3.12"}
+        assert {key: box.asked[key] for key in wanted} == wanted
+        assert "x" in box.asked["labels"]
+        assert [(v["name"], v["mount_path"]) for v in box.asked["volumes"]] == [("v", "/data")]
+        return
     wanted = {"cpu": 2, "memory": 4, "ttlMinutes": 2, "networkBlockAll": True, "autoDeleteInterval": 0}
     assert {key: box.asked[key] for key in wanted} == wanted
     assert box.asked["labels"]["team"] == "x"
     assert "python:3.12-slim" in box.asked["buildInfo"]["dockerfileContent"]
 
 
+RENEWED = {
+    "daytona": ("touch", {"auto_stop_interval": 1}, "stopped: no activity"),
+    "prime": ("probe", {"idle_timeout_minutes": 1}, "timeout: idle timeout exceeded"),
+}
+
+
+@covers("B10")
 @asyncio_only
 @pytest.mark.parametrize("renewed", [True, False])
-async def test_daytona_is_renewed_while_a_run_waits(vendor: Vendor, renewed: bool, monkeypatch: Any) -> None:
-    if vendor.name != "daytona":
+async def test_it_is_renewed_while_a_run_waits(vendor: Vendor, renewed: bool, monkeypatch: Any) -> None:
+    if vendor.name not in RENEWED:
         pytest.skip("Modal's sandboxes can't be renewed")
-    monkeypatch.setattr("asyncrlm.environments.daytona.MINUTE", 0.6)
+    request, settings, ends = RENEWED[vendor.name]
+    monkeypatch.setattr(f"asyncrlm.environments.{vendor.name}.MINUTE", 0.6)
     vendor.server.minute = 0.6  # type: ignore[attr-defined]
 
     async def slow(messages: list[dict[str, str]]) -> str:
-        await fact(lambda: vendor.server.requests["touch"] >= 6)
+        if not renewed:
+            vendor.server.failing[request] = [(500, "no lease for you")] * 100
+        await fact(lambda: vendor.server.requests[request] >= 6)
         return "late"
 
-    if not renewed:
-        vendor.server.failing["touch"] = [(500, "no lease for you")] * 100
     with anyio.fail_after(20):
-        async with Repl(environment=vendor.environment(auto_stop_interval=1), lm=slow) as r:
+        async with Repl(environment=vendor.environment(**settings), lm=slow) as r:
             result = await r.execute("print(llm_query('x'))")
     if renewed:
         assert result.stdout == "late\n"
     else:
-        assert "stopped: no activity; its lease could not be renewed" in said(result)
+        assert f"{ends}; its lease could not be renewed" in said(result)
         assert "no lease for you" in said(result)
+
+
+@asyncio_only
+async def test_a_lifetime_that_is_over_is_told(vendor: Vendor) -> None:
+    if vendor.name != "prime":
+        pytest.skip("above")
+    vendor.server.minute = 0.5  # type: ignore[attr-defined]
+
+    async def never(messages: list[dict[str, str]]) -> str:
+        return await anyio.sleep_forever()
+
+    with anyio.fail_after(20):
+        async with Repl(environment=vendor.environment(timeout_minutes=4, idle_timeout_minutes=None), lm=never) as r:
+            assert "timeout: maximum lifetime exceeded" in said(await r.execute("llm_query('x')"))
+
+
+def test_what_prime_can_not_have_is_told_without_what_may_be_secret() -> None:
+    pytest.importorskip("prime_sandboxes", reason="the SDK of prime is not installed")
+    made: Any = environment("prime", {"secrets": {"K": 5}, "gpu_type": "H100", "api_key": "hidden"})
+    with pytest.raises(ConfigurationError, match=r"secrets\.K") as caught:
+        made.create_request("name")
+    assert "hidden" not in repr(made)
+    assert "5" not in str(caught.value)

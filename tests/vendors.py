@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from .fakes.served import FakeVendor
 
-NAMES = ("modal", "daytona")
 SDK_WARNINGS = (
     # The SDK's own generated models, when they are imported.
     pytest.mark.filterwarnings("ignore:`server_url` is deprecated:DeprecationWarning"),
@@ -103,7 +102,34 @@ def daytona_vendor(patch: pytest.MonkeyPatch, folder: str) -> Iterator[Vendor]:
         )
 
 
-@pytest.fixture(params=["modal", "modal-v1", "daytona"])
+def prime_vendor(patch: pytest.MonkeyPatch, folder: str) -> Iterator[Vendor]:
+    pytest.importorskip("prime_sandboxes", reason="the SDK of prime is not installed")
+    from asyncrlm.environments.prime import PrimeMachine
+
+    from .fakes.prime_server import KEY, PrimeServer
+
+    with PrimeServer() as server:
+        patch.setenv("PRIME_API_BASE_URL", server.url)
+        patch.setenv("PRIME_API_KEY", KEY)
+        patch.setenv("HOME", folder)  # where the SDK has its settings and keeps tokens
+        patch.setattr(PrimeMachine, "scratch", folder)
+        yield Vendor(
+            name="prime",
+            server=server,
+            create="create",
+            execute="execute",
+            read="execute",
+            send="input",
+            destroy="delete",
+            refusals={
+                "quota": (403, "the team may have no more sandboxes"),
+                "broken": (500, "no node took it"),
+                "token": (401, "Invalid API key"),
+            },
+        )
+
+
+@pytest.fixture(params=["modal", "modal-v1", "daytona", "prime"])
 def vendor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[Vendor]:
     """A vendor; at the end all that was made is destroyed, no process is left, and all that was asked was known."""
     before = {process.pid for process in psutil.Process().children(recursive=True)}
@@ -113,8 +139,9 @@ def vendor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_
         "modal": lambda: modal_vendor(monkeypatch, str(folder)),
         "modal-v1": lambda: modal_vendor(monkeypatch, str(folder), "0"),
         "daytona": lambda: daytona_vendor(monkeypatch, str(folder)),
+        "prime": lambda: prime_vendor(monkeypatch, str(folder)),
     }
-    for name in [name for name in os.environ if name.startswith(("MODAL_", "DAYTONA_"))]:
+    for name in [name for name in os.environ if name.startswith(("MODAL_", "DAYTONA_", "PRIME_"))]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)  # where there is no `.env`
     for one in makers[request.param]():

@@ -12,10 +12,10 @@ import anyio
 
 from .chat import Chat
 from .engine.call import Call
+from .engine.completions import Completions
 from .engine.conversation import Conversation
 from .errors import CancellationError, ConfigurationError
 from .events import Event
-from .rlm import AsyncRLM
 from .types import RLMChatCompletion
 
 T_co = TypeVar("T_co", covariant=True)
@@ -65,7 +65,7 @@ class BlockingEventStream:
     def __init__(
         self,
         start: Start,
-        engine: AsyncRLM,
+        completions: Completions,
         call: Call,
         *asked: Any,
         conversation: Conversation | None = None,
@@ -78,7 +78,7 @@ class BlockingEventStream:
 
         async def run() -> RLMChatCompletion | None:
             try:
-                async with engine.stream_of(call, *asked, conversation=conversation) as events:
+                async with completions.stream(call, *asked, conversation=conversation) as events:
                     async for event in events:
                         self._events.put(event)
                     return events.result
@@ -116,9 +116,9 @@ class BlockingChat:
     """Completions in one REPL, for threads: `with rlm.session() as chat: chat.completion(…)`. See `Chat`."""
 
     def __init__(
-        self, engine: AsyncRLM, hold: Callable[[Callable[[], Awaitable[None]]], tuple[Start, Task[None]]]
+        self, completions: Completions, hold: Callable[[Callable[[], Awaitable[None]]], tuple[Start, Task[None]]]
     ) -> None:
-        self._engine = engine
+        self._completions = completions
         self._hold = hold
         self._held: tuple[Start, Task[None]] | None = None
         self._chat: Chat | None = None
@@ -130,7 +130,7 @@ class BlockingChat:
 
         async def hold() -> None:
             try:
-                async with self._engine.session() as chat:
+                async with Chat(self._completions, self._completions.conversation()) as chat:
                     opened.set_result(chat)
                     await anyio.sleep_forever()
             except BaseException as error:
@@ -165,10 +165,11 @@ class BlockingChat:
         Raises:
             ConfigurationError: if the session is not open, or is closed meanwhile.
         """
-        call, engine = self._engine.prepare(overrides), self._engine
+        completions = self._completions
+        call = completions.prepare(overrides)
         start, conversation = self._opened()
         return completed(
-            start, call, lambda: engine.complete(call, prompt, root_prompt, tags, conversation=conversation)
+            start, call, lambda: completions.complete(call, prompt, root_prompt, tags, conversation=conversation)
         )
 
     @contextmanager
@@ -176,9 +177,10 @@ class BlockingChat:
         self, prompt: Any, root_prompt: str | None = None, *, tags: dict[str, Any] | None = None, **overrides: Any
     ) -> Generator[BlockingEventStream]:
         """The next completion as its events; see `RLM.stream`."""
-        call, engine = self._engine.prepare(overrides), self._engine
+        completions = self._completions
+        call = completions.prepare(overrides)
         start, conversation = self._opened()
-        stream = BlockingEventStream(start, engine, call, prompt, root_prompt, tags, conversation=conversation)
+        stream = BlockingEventStream(start, completions, call, prompt, root_prompt, tags, conversation=conversation)
         try:
             yield stream
         finally:

@@ -6,13 +6,11 @@ import warnings
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
+from .engine.completions import Completions, EventStream
 from .engine.conversation import Conversation
 from .types import RLMChatCompletion
-
-if TYPE_CHECKING:
-    from .rlm import AsyncRLM, EventStream
 
 
 class Chat:
@@ -29,8 +27,8 @@ class Chat:
     itself. Prompts are copied; one given as a `Path` is read again for each new worker. Enter and leave it in one task.
     """
 
-    def __init__(self, rlm: AsyncRLM, conversation: Conversation) -> None:
-        self._rlm = rlm
+    def __init__(self, completions: Completions, conversation: Conversation) -> None:
+        self._completions = completions
         self.conversation = conversation
         """Internal, for the blocking face."""
 
@@ -63,8 +61,8 @@ class Chat:
         Raises:
             ConfigurationError: if the session is not open, is closed meanwhile, or belongs to another event loop.
         """
-        call = self._rlm.prepare(overrides)
-        return await self._rlm.complete(call, prompt, root_prompt, tags, conversation=self.conversation)
+        call = self._completions.prepare(overrides)
+        return await self._completions.complete(call, prompt, root_prompt, tags, conversation=self.conversation)
 
     @asynccontextmanager
     async def astream(
@@ -76,12 +74,12 @@ class Chat:
         **overrides: Any,
     ) -> AsyncGenerator[EventStream]:
         """The next completion as its events, as of `AsyncRLM.astream`."""
-        call = self._rlm.prepare(overrides)
-        async with self._rlm.stream_of(call, prompt, root_prompt, tags, conversation=self.conversation) as events:
+        call = self._completions.prepare(overrides)
+        async with self._completions.stream(call, prompt, root_prompt, tags, conversation=self.conversation) as events:
             yield events
 
     def __repr__(self) -> str:
-        return f"<Chat {self.conversation.state}, {self.conversation.number} completions, of {self._rlm!r}>"
+        return f"<Chat {self.conversation.state}, {self.conversation.number} completions>"
 
     def __del__(self) -> None:
         conversation = getattr(self, "conversation", None)

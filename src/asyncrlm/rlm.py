@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Never, Self
 
-import anyio
-
 from .chat import Chat
-from .engine.call import Call
-from .engine.configure import check_call, check_overrides, configure
-from .engine.conversation import Conversation
-from .engine.groups import one_error
-from .engine.run import Run
-from .engine.scope import EngineScope
+from .engine.completions import Completions, EventStream
+from .engine.configure import configure
 from .engine.settings import (
     DEFAULT_BACKEND,
     DEFAULT_COMPACTION_THRESHOLD_PCT,
@@ -25,14 +19,13 @@ from .engine.settings import (
     DEFAULT_MAX_DEPTH,
     DEFAULT_MAX_ITERATIONS,
     DEFAULT_SUBCALL_TIMEOUT,
+    DEFAULT_TOOL_TIMEOUT,
     LimitsMode,
     OnLimit,
     OnSubcallError,
 )
-from .engine.tree import Tree
-from .errors import ConfigurationError, RLMError
-from .events import Event, Listener
 from .lm.pacing import Pacer
+from .repl.approval import ApprovalRequest
 from .repl.sandbox import Environment
 from .types import RLMChatCompletion
 
@@ -66,8 +59,10 @@ class AsyncRLM:
         custom_system_prompt: Replaces the system prompt; `{custom_tools_section}` marks where tools are described.
         orchestrator: Whether the system prompt advises to delegate to sub-models.
         user_prologue: Said to the root model before its first turn.
-        custom_tools: Name → value or callable, or → `{"tool": value, "description": text}`, for cells.
+        custom_tools: Name → value or callable, or → `{"tool": value, "description": text}`, for cells; an entry may
+            have `timeout` and `max_calls` (in one completion) too.
         custom_sub_tools: The same for children; None means those of the root, `{}` none.
+        approve: Is given an `ApprovalRequest` before each cell and tool call; returns None, or why it is refused.
         max_budget: USD, whole tree. Every model's price must then be known.
         max_timeout: Seconds, whole tree.
         max_tokens: Input and output tokens, whole tree.
@@ -79,6 +74,7 @@ class AsyncRLM:
         on_limit: "raise" the limit's error, or "answer": one last turn from what there is.
         on_subcall_error: "return" a `FailedReply` to the cell or "raise" a `SubcallError` in it.
         subcall_timeout: Seconds one `llm_query` may take, retries included; None for no limit.
+        tool_timeout: Seconds one call of a tool may take; None for no limit.
         pacer: Limits of the models' account: a `Pacer`, or model name → `Pacer`. Several `AsyncRLM` may share one.
         tenant: Runs of one tenant share its turns at an account; without one, each run has turns of its own.
         cache: A folder: calls equal to one that was answered before, or is under way, cost nothing.
@@ -113,6 +109,7 @@ class AsyncRLM:
         compaction_threshold_pct: float = DEFAULT_COMPACTION_THRESHOLD_PCT,
         custom_tools: Mapping[str, Any] | None = None,
         custom_sub_tools: Mapping[str, Any] | None = None,
+        approve: Callable[[ApprovalRequest], Any] | None = None,
         max_budget: float | None = None,
         max_timeout: float | None = None,
         max_tokens: int | None = None,
@@ -124,6 +121,7 @@ class AsyncRLM:
         on_limit: OnLimit = "raise",
         on_subcall_error: OnSubcallError = "return",
         subcall_timeout: float | None = DEFAULT_SUBCALL_TIMEOUT,
+        tool_timeout: float | None = DEFAULT_TOOL_TIMEOUT,
         pacer: Pacer | Mapping[str, Pacer] | None = None,
         tenant: str | None = None,
         cache: str | Path | None = None,
@@ -139,15 +137,13 @@ class AsyncRLM:
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in {"self", "unknown"}}
         self._given = _Arguments(given)
-        self._configuration = configure(unknown=unknown, **given)
-        self._engine = EngineScope()
-        self._entered = 0
-        self._implicit: Conversation | None = None  # of `persistent`, while entered
+        self._completions = Completions(configure(unknown=unknown, **given), tuple(given))
 
     def __repr__(self) -> str:
-        models = ", ".join(spec.model for spec in self._configuration.router.specs)
-        state = "open" if self._engine.is_open else "idle"
-        return f"<{type(self).__name__} {models} in {self._configuration.environment.name!r}, {state}>"
+        configuration = self._completions.configuration
+        models = ", ".join(spec.model for spec in configuration.router.specs)
+        state = "open" if self._completions.is_open else "idle"
+        return f"<{type(self).__name__} {models} in {configuration.environment.name!r}, {state}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickled, (type(self), self._given.by_name)
@@ -155,49 +151,20 @@ class AsyncRLM:
     # ---- the scope ----
 
     async def __aenter__(self) -> Self:
-        if self._implicit is not None:
-            raise ConfigurationError(
-                "this AsyncRLM is entered already: with persistent=True one `async with` at a time owns its REPL; use "
-                "rlm.session() for more conversations"
-            )
-        await self._engine.acquire(long_lived=True)
-        self._entered += 1
-        if self._configuration.persistent:
-            self._implicit = Conversation(self._engine, self._configuration)
-            try:
-                await self._implicit.__aenter__()
-            except BaseException:
-                self._implicit = None
-                await self.aclose()
-                raise
+        await self._completions.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        implicit, self._implicit = self._implicit, None
-        try:
-            if implicit is not None:
-                await implicit.__aexit__(kind, error, traceback)
-        finally:
-            await self.aclose()
+        await self._completions.__aexit__(kind, error, traceback)
 
     async def aclose(self) -> None:
         """Leave the scope that `async with` entered. Closing twice is fine; running calls end their own leases.
 
         With `persistent` it ends the REPL, and the completion in it; the `async with` block still has to be left.
         """
-        if self._implicit is not None:
-            await self._implicit.aclose()
-        if self._entered:
-            self._entered -= 1
-            await self._engine.release()
-
-    def forget(self) -> None:
-        """Leave what is open to the process this one was forked from; internal, for the blocking face."""
-        self._implicit = None
-        self._engine = EngineScope()
-        self._entered = 0
+        await self._completions.aclose()
 
     # ---- asking ----
 
@@ -225,7 +192,8 @@ class AsyncRLM:
             LMError: when the root model can't be asked; of kind "schema" when no answer of it fits `response_format`.
             SandboxLost: when cells can't be run.
         """
-        return await self.complete(self.prepare(overrides), prompt, root_prompt, tags)
+        completions = self._completions
+        return await completions.complete(completions.prepare(overrides), prompt, root_prompt, tags)
 
     @asynccontextmanager
     async def astream(
@@ -241,140 +209,23 @@ class AsyncRLM:
         The run is cancelled when the block is left before its end. After the last event `events.result` is set; a run
         that fails raises from the iteration.
         """
-        async with self.stream_of(self.prepare(overrides), prompt, root_prompt, tags) as events:
+        completions = self._completions
+        async with completions.stream(completions.prepare(overrides), prompt, root_prompt, tags) as events:
             yield events
 
     def session(self) -> Chat:
         """A conversation: `async with rlm.session() as chat: await chat.acompletion(…)` keeps one REPL."""
-        return Chat(self, Conversation(self._engine, self._configuration))
+        return Chat(self._completions, self._completions.conversation())
 
     @property
     def persistent(self) -> bool:
         """Whether completions keep one REPL between them."""
-        return self._configuration.persistent
-
-    def prepare(self, overrides: Mapping[str, Any]) -> Call:
-        """The call that `complete` runs; internal, for the blocking face and the streams.
-
-        Raises:
-            ConfigurationError: for an override that is unknown or wrong.
-        """
-        return Call(self._configuration, check_overrides(overrides, self._given.by_name))
-
-    async def complete(
-        self,
-        call: Call,
-        prompt: Any,
-        root_prompt: str | None,
-        tags: dict[str, Any] | None,
-        listener: Listener | None = None,
-        *,
-        conversation: Conversation | None = None,
-    ) -> RLMChatCompletion:
-        """Run one prepared call; internal, as `prepare`."""
-        check_call(root_prompt, tags)
-        conversation = conversation or self._own_conversation()
-        if conversation is not None:
-            conversation.check()
-        turn = nullcontext() if conversation is None else conversation.turn(call)
-        with one_error():
-            async with self._engine.lease() as scope, turn, call.watched(listener) as watching:
-                tree = Tree(call, scope, watching)
-                root = tree.router.root()
-                run = Run(
-                    tree,
-                    prompt=prompt,
-                    root=root,
-                    root_prompt=root_prompt,
-                    tags=tags,
-                    shape=call.shape,
-                    conversation=conversation,
-                )
-                call.begin(run, watching)
-                try:
-                    with one_error():
-                        result = await tree.unless_missed(run.execute())
-                except RLMError as error:
-                    call.account(error)
-                    raise
-                return RLMChatCompletion(
-                    root_model=root.model,
-                    prompt=prompt,
-                    response=result.response,
-                    parsed=result.parsed,
-                    usage_summary=tree.ledger.usage(),
-                    execution_time=run.seconds,
-                    metadata=watching.metadata(),
-                    run_id=call.run_id,
-                    stop_reason=result.stop_reason,
-                    error=result.error,
-                    limit_reached=result.limit if tree.limit is None else str(tree.limit),
-                    tags=tags,
-                )
-
-    def _own_conversation(self) -> Conversation | None:
-        """The one of `persistent`.
-
-        Raises:
-            ConfigurationError: if there is none yet.
-        """
-        if self._configuration.persistent and self._implicit is None:
-            raise ConfigurationError(
-                "persistent=True keeps a REPL, which must be closed at some time: use `async with AsyncRLM(…) as rlm`, "
-                "or `async with rlm.session() as chat`"
-            )
-        return self._implicit
-
-    @asynccontextmanager
-    async def stream_of(
-        self,
-        call: Call,
-        prompt: Any,
-        root_prompt: str | None,
-        tags: dict[str, Any] | None,
-        *,
-        conversation: Conversation | None = None,
-    ) -> AsyncGenerator[EventStream]:
-        """One prepared call as its events; internal, as `prepare`."""
-        send, receive = anyio.create_memory_object_stream[Event](float("inf"))
-        stream = EventStream(receive)
-
-        async def run() -> None:
-            with send:
-                try:
-                    stream.result = await self.complete(
-                        call, prompt, root_prompt, tags, send.send_nowait, conversation=conversation
-                    )
-                except RLMError as error:
-                    stream.error = error
-
-        with one_error():
-            async with receive, anyio.create_task_group() as tasks:
-                tasks.start_soon(run)
-                try:
-                    yield stream
-                finally:
-                    tasks.cancel_scope.cancel()
+        return self._completions.configuration.persistent
 
 
-class EventStream:
-    """The events of one run. `result` is set once the last of them was taken."""
-
-    def __init__(self, events: AsyncIterator[Event]) -> None:
-        self._events = events
-        self.result: RLMChatCompletion | None = None
-        self.error: RLMError | None = None
-
-    def __aiter__(self) -> AsyncIterator[Event]:
-        return self
-
-    async def __anext__(self) -> Event:
-        try:
-            return await anext(self._events)
-        except StopAsyncIteration:
-            if self.error is not None:
-                raise self.error from None
-            raise
+def completions_of(rlm: AsyncRLM) -> Completions:
+    """What the blocking face runs its calls with."""
+    return rlm._completions  # pyright: ignore[reportPrivateUsage]
 
 
 class _Arguments:

@@ -17,8 +17,9 @@ import anyio
 from anyio.from_thread import BlockingPortal
 
 from .blocking import BlockingChat, BlockingEventStream, Start, completed
+from .engine.completions import Completions
 from .errors import ConfigurationError
-from .rlm import AsyncRLM
+from .rlm import AsyncRLM, completions_of
 from .types import RLMChatCompletion
 
 P = ParamSpec("P")
@@ -47,24 +48,25 @@ class RLM:
 
     @_constructed_like(AsyncRLM.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._engine = AsyncRLM(*args, **kwargs)
+        self._rlm = AsyncRLM(*args, **kwargs)
         self._begin()
 
     def _begin(self) -> None:
+        self._completions = completions_of(self._rlm)
         self._open: _Open | None = None
         self._opening = threading.Lock()
         _process.every.add(self)
 
     def _begin_in_child(self) -> None:
         """In a forked process: nothing is open there, whatever is in the one it was forked from."""
-        self._engine.forget()
+        self._completions.forget()
         self._begin()
 
     def __repr__(self) -> str:
-        return f"<RLM over {self._engine!r}>"
+        return f"<RLM over {self._rlm!r}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (type(self), self._engine)
+        return _unpickled, (type(self), self._rlm)
 
     def completion(
         self, prompt: Any, root_prompt: str | None = None, *, tags: dict[str, Any] | None = None, **overrides: Any
@@ -74,8 +76,8 @@ class RLM:
         Raises:
             CancellationError: on Ctrl-C, once everything the run had started is gone.
         """
-        call = self._engine.prepare(overrides)
-        return completed(self._start, call, lambda: self._engine.complete(call, prompt, root_prompt, tags))
+        call = self._completions.prepare(overrides)
+        return completed(self._start, call, lambda: self._completions.complete(call, prompt, root_prompt, tags))
 
     @contextmanager
     def stream(
@@ -89,8 +91,8 @@ class RLM:
         Raises:
             CancellationError: on Ctrl-C while waiting for an event, once everything the run had started is gone.
         """
-        call = self._engine.prepare(overrides)
-        stream = BlockingEventStream(self._start, self._engine, call, prompt, root_prompt, tags)
+        call = self._completions.prepare(overrides)
+        stream = BlockingEventStream(self._start, self._completions, call, prompt, root_prompt, tags)
         try:
             yield stream
         finally:
@@ -98,7 +100,7 @@ class RLM:
 
     def session(self) -> BlockingChat:
         """A conversation: `with rlm.session() as chat: chat.completion(…)` keeps one REPL."""
-        return BlockingChat(self._engine, self._hold)
+        return BlockingChat(self._completions, self._hold)
 
     def _start(self, function: Callable[[], Awaitable[T]]) -> _Task[T]:
         """Begin a coroutine function in the portal; under the lock, so that no `close` comes in between."""
@@ -124,7 +126,7 @@ class RLM:
     def _opened(self) -> _Open:
         opened = self._open
         if opened is None:
-            opened = self._open = _Open(self._engine)
+            opened = self._open = _Open(self._completions)
             opened.finalizer = weakref.finalize(self, opened.abandon)
             opened.finalizer.atexit = False  # `_close_all` does it then, where threads can't be started
         return opened
@@ -136,7 +138,9 @@ class RLM:
         """
         with self._opening:
             opened, self._open = self._open, None
-            if opened is not None and self._engine.persistent:  # the next one can't be entered before this is left
+            if (
+                opened is not None and self._completions.configuration.persistent
+            ):  # the next one can't be entered before this is left
                 opened.close()
         if opened is not None:
             opened.close()
@@ -258,7 +262,7 @@ class _Open:
 
     finalizer: weakref.finalize[Any, Any] | None = None
 
-    def __init__(self, engine: AsyncRLM) -> None:
+    def __init__(self, completions: Completions) -> None:
         self._closing = threading.Lock()
         self._starting = threading.Lock()
         self._closed = False
@@ -271,7 +275,7 @@ class _Open:
         async def hold() -> None:
             # One task enters and leaves: what `persistent` keeps belongs to it.
             try:
-                async with engine:
+                async with completions:
                     leave = anyio.Event()
                     entered.set_result(leave)
                     await leave.wait()
@@ -371,8 +375,8 @@ if hasattr(os, "register_at_fork"):  # there is no fork on Windows
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def _unpickled(cls: type[RLM], engine: AsyncRLM) -> RLM:
+def _unpickled(cls: type[RLM], configured: AsyncRLM) -> RLM:
     rlm = cls.__new__(cls)
-    rlm._engine = engine  # pyright: ignore[reportPrivateUsage]
+    rlm._rlm = configured  # pyright: ignore[reportPrivateUsage]
     rlm._begin()  # pyright: ignore[reportPrivateUsage]
     return rlm

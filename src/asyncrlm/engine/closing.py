@@ -59,7 +59,8 @@ class Closing:
         if not self._answers_limits or (limits.max_budget is None and limits.max_tokens is None):
             return
         turns = self._turns
-        self._tree.hold_back(turns.root, turns.history.request(), CLOSING_TOKENS, growth=CLOSING_GROWTH)
+        request = turns.history.request(sampling_args=self._tree.sampling_args)
+        self._tree.hold_back(turns.root, request, CLOSING_TOKENS, growth=CLOSING_GROWTH)
 
     # ---- the end ----
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -78,7 +78,8 @@ def configure(*, unknown: Mapping[str, Any], **given: Any) -> Configuration:
         user_prologue=_text("user_prologue", given["user_prologue"]),
         tools=tools,
         sub_tools=tools if sub_tools is None else HostTools(sub_tools, "custom_sub_tools"),
-        callbacks=_callbacks(given),
+        approve=checked_function("approve", given["approve"]),
+        callbacks=Callbacks(**{name: checked_function(name, given[name]) for name in Callbacks.__struct_fields__}),
         logger=_logger(given["logger"]),
         verbose=flags["verbose"],
         persistent=flags["persistent"],
@@ -209,14 +210,15 @@ def _text(name: str, value: Any) -> str | None:
     return value or None
 
 
-def _callbacks(given: Mapping[str, Any]) -> Callbacks:
-    names = Callbacks.__struct_fields__
-    for name in names:
-        if given[name] is not None and not callable(given[name]):
-            raise ConfigurationError(
-                f"{name} must be a function or a coroutine function, not {type(given[name]).__name__}"
-            )
-    return Callbacks(**{name: given[name] for name in names})
+def checked_function(name: str, value: Any) -> Callable[..., Any] | None:
+    """`value`, a callable or None.
+
+    Raises:
+        ConfigurationError: if it is neither.
+    """
+    if value is not None and not callable(value):
+        raise ConfigurationError(f"{name} must be a function or a coroutine function, not {type(value).__name__}")
+    return value
 
 
 def _pacer(pacer: object, router: Router) -> Pacer | Mapping[str, Pacer] | None:

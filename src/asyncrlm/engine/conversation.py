@@ -11,7 +11,7 @@ import anyio
 from anyio.lowlevel import EventLoopToken, current_token
 
 from ..errors import ConfigurationError
-from ..repl.scope import DepthScope
+from ..repl.resources import DepthScope
 from ..repl.session import Session, SubCall
 from . import prompts as words
 from .call import Call

@@ -19,16 +19,26 @@ from ..lm.base import LMClient, LMReply, LMRequest
 from ..lm.clients import ClientSpec, client_spec
 from ..lm.pacing import Gate, Pacers
 from ..lm.routing import Router
+from ..observe.log import get_logger
+from ..repl.approval import ApprovalRequest
 from ..repl.broker import SubCall, describe_error
-from ..repl.context import check_prompt_type, describe
+from ..repl.context import check_prompt_type, resolved
+from ..repl.resources import ResourceScope
 from ..repl.sandbox import Report
-from ..repl.scope import ResourceScope
 from ..repl.session import CellOutcome, Session
+from ..repl.tool_desk import ToolDesk
 from ..repl.tools import HostTools, check_context_name
 from ..types import ModelUsageSummary, REPLResult, RLMChatCompletion, UsageSummary
+from .approval import Approval
 from .asking import fitting_bytes, refuse_schema, subcall_reply
-from .configure import checked_environment
-from .settings import DEFAULT_MAX_CONCURRENT_REQUESTS, DEFAULT_SUBCALL_TIMEOUT, Limits, checked_limits
+from .configure import checked_environment, checked_function
+from .settings import (
+    DEFAULT_MAX_CONCURRENT_REQUESTS,
+    DEFAULT_SUBCALL_TIMEOUT,
+    DEFAULT_TOOL_TIMEOUT,
+    Limits,
+    checked_limits,
+)
 
 
 class Repl:
@@ -40,14 +50,16 @@ class Repl:
     Args:
         environment: The name of a kind of place, or an `Environment`.
         environment_kwargs: Settings of the environment, if it is given by name.
-        context: Bound to `context` in cells: a str, bytes, a dict or list of plain data, or a `pathlib.Path` to a
-            text file of at most 256 MB. It is never changed.
+        context: Bound to `context` in cells: what may be the prompt of a completion. It is never changed.
         lm: What `llm_query` asks: a backend's name or "provider/model", an `LMClient`, or an
             `async def f(messages) -> str`. None: calls fail with a text that says so. `rlm_query` asks it too.
-        custom_tools: Name → value or host callable, or name → {"tool": …, "description": …}.
+        custom_tools: Name → value or host callable, or name → {"tool": …, "description": …}; an entry may have
+            `timeout` and `max_calls` too.
+        approve: Is given an `ApprovalRequest` before each cell and tool call; returns None, or why it is refused.
         max_concurrent_requests: Requests to the model in flight at once.
         on_subcall_error: What a failed call is in a cell: "return" a `FailedReply`, or "raise" a `SubcallError`.
         subcall_timeout: Seconds one call may take, retries included; None for no limit.
+        tool_timeout: Seconds one call of a tool may take; None for no limit.
 
     Raises:
         ConfigurationError: for an argument that can't be; the message names the right ones.
@@ -61,22 +73,25 @@ class Repl:
         context: Any = None,
         lm: str | LMClient | Callable[..., Awaitable[Any]] | None = None,
         custom_tools: Mapping[str, Any] | None = None,
+        approve: Callable[[ApprovalRequest], Any] | None = None,
         max_concurrent_requests: int = DEFAULT_MAX_CONCURRENT_REQUESTS,
         on_subcall_error: Literal["return", "raise"] = "return",
         subcall_timeout: float | None = DEFAULT_SUBCALL_TIMEOUT,
+        tool_timeout: float | None = DEFAULT_TOOL_TIMEOUT,
     ) -> None:
         self._state: Literal["new", "open", "closed"] = "new"
         self._environment = checked_environment(environment, environment_kwargs)
         if context is not None:
             check_prompt_type(context)
             if isinstance(context, Path):
-                describe(context)  # one that can't be read is told of here
+                resolved(context)  # one that can't be read is told of here
         limits = checked_limits(
             Limits(),
             {
                 "max_concurrent_requests": max_concurrent_requests,
                 "on_subcall_error": on_subcall_error,
                 "subcall_timeout": subcall_timeout,
+                "tool_timeout": tool_timeout,
             },
         )
         self._context = context
@@ -84,6 +99,9 @@ class Repl:
         self._tools = HostTools(custom_tools)
         self._width = limits.max_concurrent_requests
         self._timeout = limits.subcall_timeout
+        self._tool_timeout = limits.tool_timeout
+        hook = checked_function("approve", approve)
+        self._approval = None if hook is None else Approval(hook, on_failure=_log_failure)
         self._raise_errors = limits.on_subcall_error == "raise"
         self._stack: AsyncExitStack | None = None
         self._session: Session | None = None
@@ -101,6 +119,11 @@ class Repl:
                 scope,
                 self._services,
                 tools=self._tools,
+                desk=ToolDesk(
+                    scope.tool_threads,
+                    timeout=self._tool_timeout,
+                    approve=None if self._approval is None else self._approval.tool,
+                ),
                 raise_errors=self._raise_errors,
                 show_values=True,
             )
@@ -146,7 +169,8 @@ class Repl:
         calls: list[RLMChatCompletion] = []
         services.calls = calls
         try:
-            return _result(await session.execute(code), calls)
+            refused = None if self._approval is None else await self._approval.refused(code)
+            return _result(refused or await session.execute(code), calls)
         finally:
             self._executing = False
 
@@ -174,6 +198,10 @@ class Repl:
     def __del__(self) -> None:
         if getattr(self, "_state", "") == "open":
             warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
+
+
+def _log_failure(hook: Any, error: Exception) -> None:
+    get_logger().warning("callback failed", callback=repr(hook), error=f"{type(error).__name__}: {error}")
 
 
 class _Asking:

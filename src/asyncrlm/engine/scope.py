@@ -10,7 +10,7 @@ from anyio.lowlevel import EventLoopToken, current_token
 
 from ..errors import ConfigurationError
 from ..observe.log import get_logger
-from ..repl.scope import ResourceScope
+from ..repl.resources import ResourceScope
 
 
 class EngineScope:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -20,7 +21,7 @@ from ..lm.clients import ClientSpec
 from ..lm.fallback import priced
 from ..lm.pacing import Gate, Pacer, Pacers
 from ..observe.log import get_logger
-from ..repl.scope import ResourceScope
+from ..repl.resources import ResourceScope
 from .asking import fitting_bytes
 from .call import Call, Watching
 
@@ -52,6 +53,8 @@ class Tree:
             mode=limits.limits,
             on_settle=self._settled,
         )
+        self.tool_counts: Counter[tuple[int, str]] = Counter()
+        """Calls of each tool so far; `ToolDesk` counts them."""
         self.limit: LimitError | None = None
         """The first limit of the ledger that any run of the tree met. Once set, the tree is ending."""
         self._listeners = list(watching.listeners)
@@ -249,7 +252,7 @@ class Tree:
         self.ledger.hold_back(
             Need(
                 model=spec.model,
-                input_bytes=request.input_bytes() + growth,
+                input_bytes=request.input_bytes() + spec.argument_bytes(request.sampling_args) + growth,
                 output_cap=output_tokens,
                 price=spec.price,
                 models=spec.models,

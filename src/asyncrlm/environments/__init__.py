@@ -22,8 +22,8 @@ _DRIVERS = {
     "modal": "asyncrlm.environments.modal:ModalEnvironment",
     "daytona": "asyncrlm.environments.daytona:DaytonaEnvironment",
     "e2b": "asyncrlm.environments.e2b:E2BEnvironment",
+    "prime": "asyncrlm.environments.prime:PrimeEnvironment",
 }
-_LATER = ("prime",)
 NAMES = tuple(_DRIVERS)
 """Of all that can be asked for by name."""
 
@@ -63,8 +63,6 @@ def _driver(name: str) -> type[Environment]:
     place = _DRIVERS.get(name)
     if place is None:
         there = f"there is {', '.join(map(repr, _DRIVERS))}"
-        if name in _LATER:
-            raise ConfigurationError(f"environment {name!r} comes in a later release; {there}")
         raise ConfigurationError(f"unknown environment {name!r}; {there}, or pass an Environment object")
     module, _, driver = place.partition(":")
     return getattr(importlib.import_module(module), driver)

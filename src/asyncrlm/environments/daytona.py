@@ -12,7 +12,7 @@ import anyio.to_thread
 from msgspec import field
 
 from ..errors import ConfigurationError
-from ..repl.scope import threads_of
+from ..repl.resources import threads_of
 from .remote import asyncio_only, describe, imported
 from .remote_pumped import PumpedMachine, VendorEnvironment, asked, closing, ended, first_of
 

@@ -8,8 +8,8 @@ import anyio
 import msgspec
 
 from ..errors import ConfigurationError, SandboxLost
+from ..repl.resources import threads_of
 from ..repl.sandbox import Report, Scope
-from ..repl.scope import threads_of
 from .docker_container import Container
 from .docker_engine import Engine, prune
 from .local import check_pool_size

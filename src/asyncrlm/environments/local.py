@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from msgspec.structs import force_setattr
 
 from ..errors import ConfigurationError
+from ..repl.resources import threads_of
 from ..repl.sandbox import Environment, Report, Sandbox, Scope, Settings
-from ..repl.scope import threads_of
 from .local_order import Order, Request
 from .units import parse_bytes
 
@@ -35,6 +35,7 @@ ROWS = (
 )
 _LOWEST_PID_MAX = 301
 _WORKER_DESCRIPTORS = 1024
+_LEAST_MEMORY = 64 << 20
 
 
 class LocalEnvironment(Environment, frozen=True, kw_only=True):
@@ -216,7 +217,11 @@ def check_settings(settings: Settings) -> None:
     """Raise ConfigurationError for the first value of the common settings that can't be."""
     if settings.cell_timeout is not None and not settings.cell_timeout > 0:
         raise ConfigurationError(f"cell_timeout={settings.cell_timeout!r}: use seconds above 0, or None for no limit")
-    parse_bytes("memory_limit", settings.memory_limit)
+    memory = parse_bytes("memory_limit", settings.memory_limit)
+    if memory is not None and memory < _LEAST_MEMORY:
+        raise ConfigurationError(
+            f'memory_limit={settings.memory_limit!r}: a worker itself takes more; use "{_LEAST_MEMORY >> 20}MB" or more'
+        )
     parse_bytes("max_file_size", settings.max_file_size)
     if settings.max_processes is not None and settings.max_processes < 1:
         raise ConfigurationError(f"max_processes={settings.max_processes!r}: use 1 or more, or None for no limit")

@@ -16,8 +16,8 @@ import anyio
 import msgspec
 
 from ..errors import ConfigurationError, RLMError, SandboxLost
+from ..repl.resources import threads_of
 from ..repl.sandbox import Environment, Report, Scope
-from ..repl.scope import threads_of
 from .local import ROWS, check_settings, limits_of
 from .remote_boot import Options, command
 from .remote_sandbox import DESTROY_GRACE, RemoteSandbox
@@ -222,11 +222,16 @@ def imported(module: str, extra: str) -> ModuleType:
     """A vendor's SDK.
 
     Raises:
-        ConfigurationError: if it is not installed; it says how to.
+        ConfigurationError: if it is not installed, and how to do that, or can't be imported.
     """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"environment {extra!r} needs {error.name}, which is not installed: pip install 'asyncrlm[{extra}]'"
+        ) from error
+    except ImportError as error:
+        raise ConfigurationError(
+            f"environment {extra!r}: its SDK can't be imported; some can't share a Python environment, "
+            f"such as e2b's and prime's: {error}"
         ) from error

@@ -27,6 +27,11 @@ class CallableClient(LMClient):
                 f"the model function {_name(function)} is not async: write `async def {_name(function)}(messages)`, "
                 "and inside it `await anyio.to_thread.run_sync(...)` for what blocks"
             )
+        if not _takes_messages(function):
+            raise ConfigurationError(
+                f"the model function {_name(function)} must take one argument: "
+                f"write `async def {_name(function)}(messages)`"
+            )
         self.model = model or _name(function)
         self._function = function
 
@@ -56,6 +61,16 @@ def _is_async(function: Callable[..., Any]) -> bool:
     while hasattr(function, "func"):  # functools.partial
         function = function.func  # type: ignore[attr-defined]
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def _takes_messages(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind([])
+    except TypeError:
+        return False
+    except ValueError:  # it does not say what it takes
+        return True
+    return True
 
 
 def _name(function: Callable[..., Any]) -> str:

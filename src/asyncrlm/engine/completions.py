@@ -1,0 +1,206 @@
+"""What `AsyncRLM`, `RLM` and conversations do alike: prepare a call, run it, hand out its events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+
+from ..errors import ConfigurationError, RLMError
+from ..events import Event, Listener
+from ..types import RLMChatCompletion
+from .call import Call
+from .configure import check_call, check_overrides
+from .conversation import Conversation
+from .groups import one_error
+from .run import Run
+from .scope import EngineScope
+from .settings import Configuration
+from .tree import Tree
+
+
+class Completions:
+    """A configuration and its engine scope, entered any number of times; holds no state of a run."""
+
+    def __init__(self, configuration: Configuration, arguments: Sequence[str]) -> None:
+        self.configuration = configuration
+        self._arguments = arguments  # what the constructor takes, for messages
+        self._engine = EngineScope()
+        self._entered = 0
+        self._implicit: Conversation | None = None  # of `persistent`, while entered
+
+    @property
+    def is_open(self) -> bool:
+        return self._engine.is_open
+
+    def conversation(self) -> Conversation:
+        """A new one, not open yet."""
+        return Conversation(self._engine, self.configuration)
+
+    async def __aenter__(self) -> Self:
+        if self._implicit is not None:
+            raise ConfigurationError(
+                "this AsyncRLM is entered already: with persistent=True one `async with` at a time owns its REPL; use "
+                "rlm.session() for more conversations"
+            )
+        await self._engine.acquire(long_lived=True)
+        self._entered += 1
+        if self.configuration.persistent:
+            self._implicit = self.conversation()
+            try:
+                await self._implicit.__aenter__()
+            except BaseException:
+                self._implicit = None
+                await self.aclose()
+                raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        implicit, self._implicit = self._implicit, None
+        try:
+            if implicit is not None:
+                await implicit.__aexit__(kind, error, traceback)
+        finally:
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        """Leave once; what is entered is kept open by the runs under way."""
+        if self._implicit is not None:
+            await self._implicit.aclose()
+        if self._entered:
+            self._entered -= 1
+            await self._engine.release()
+
+    def forget(self) -> None:
+        """Leave what is open to the process this one was forked from."""
+        self._implicit = None
+        self._engine = EngineScope()
+        self._entered = 0
+
+    def prepare(self, overrides: Mapping[str, Any]) -> Call:
+        """The call that `complete` runs.
+
+        Raises:
+            ConfigurationError: for an override that is unknown or wrong.
+        """
+        return Call(self.configuration, check_overrides(overrides, self._arguments))
+
+    async def complete(
+        self,
+        call: Call,
+        prompt: Any,
+        root_prompt: str | None,
+        tags: dict[str, Any] | None,
+        listener: Listener | None = None,
+        *,
+        conversation: Conversation | None = None,
+    ) -> RLMChatCompletion:
+        """Run one prepared call, in a conversation if one is given."""
+        check_call(root_prompt, tags)
+        conversation = conversation or self._own_conversation()
+        if conversation is not None:
+            conversation.check()
+        turn = nullcontext() if conversation is None else conversation.turn(call)
+        with one_error():
+            async with self._engine.lease() as scope, turn, call.watched(listener) as watching:
+                tree = Tree(call, scope, watching)
+                root = tree.router.root()
+                run = Run(
+                    tree,
+                    prompt=prompt,
+                    root=root,
+                    root_prompt=root_prompt,
+                    tags=tags,
+                    shape=call.shape,
+                    conversation=conversation,
+                )
+                call.begin(run, watching)
+                try:
+                    with one_error():
+                        result = await tree.unless_missed(run.execute())
+                except RLMError as error:
+                    call.account(error)
+                    raise
+                return RLMChatCompletion(
+                    root_model=root.model,
+                    prompt=prompt,
+                    response=result.response,
+                    parsed=result.parsed,
+                    usage_summary=tree.ledger.usage(),
+                    execution_time=run.seconds,
+                    metadata=watching.metadata(),
+                    run_id=call.run_id,
+                    stop_reason=result.stop_reason,
+                    error=result.error,
+                    limit_reached=result.limit if tree.limit is None else str(tree.limit),
+                    tags=tags,
+                )
+
+    def _own_conversation(self) -> Conversation | None:
+        """The one of `persistent`.
+
+        Raises:
+            ConfigurationError: if there is none yet.
+        """
+        if self.configuration.persistent and self._implicit is None:
+            raise ConfigurationError(
+                "persistent=True keeps a REPL, which must be closed at some time: use `async with AsyncRLM(…) as rlm`, "
+                "or `async with rlm.session() as chat`"
+            )
+        return self._implicit
+
+    @asynccontextmanager
+    async def stream(
+        self,
+        call: Call,
+        prompt: Any,
+        root_prompt: str | None,
+        tags: dict[str, Any] | None,
+        *,
+        conversation: Conversation | None = None,
+    ) -> AsyncGenerator[EventStream]:
+        """One prepared call as its events."""
+        send, receive = anyio.create_memory_object_stream[Event](float("inf"))
+        stream = EventStream(receive)
+
+        async def run() -> None:
+            with send:
+                try:
+                    stream.result = await self.complete(
+                        call, prompt, root_prompt, tags, send.send_nowait, conversation=conversation
+                    )
+                except RLMError as error:
+                    stream.error = error
+
+        with one_error():
+            async with receive, anyio.create_task_group() as tasks:
+                tasks.start_soon(run)
+                try:
+                    yield stream
+                finally:
+                    tasks.cancel_scope.cancel()
+
+
+class EventStream:
+    """The events of one run. `result` is set once the last of them was taken."""
+
+    def __init__(self, events: AsyncIterator[Event]) -> None:
+        self._events = events
+        self.result: RLMChatCompletion | None = None
+        self.error: RLMError | None = None
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        try:
+            return await anext(self._events)
+        except StopAsyncIteration:
+            if self.error is not None:
+                raise self.error from None
+            raise
