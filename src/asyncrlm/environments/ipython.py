@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from ..errors import ConfigurationError
+from ..repl.resources import threads_of
 from ..repl.sandbox import Report
-from ..repl.scope import threads_of
 from .local import LocalEnvironment
 
 if TYPE_CHECKING:
