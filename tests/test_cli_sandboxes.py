@@ -34,7 +34,7 @@ STEPS = {"create", "start", "first_cell", "subcall", "close"}
 # ---- check ----
 
 
-def test_an_environment_that_can_be_used(cli: Command, no_leaks: None) -> None:
+def test_an_environment_that_can_be_used(no_leaks: None, cli: Command) -> None:
     ran = cli("sandboxes", "check", "local")
     assert (ran.status, ran.err) == (0, "")
     first, steps, *_ = ran.out.splitlines()
