@@ -161,7 +161,8 @@ class LlamaClient(LMClient):
         if reply.usage.output_tokens is None and isinstance(held, int):
             usage = LMUsage(input_tokens=max(0, held - pieces), output_tokens=pieces)
             reply = msgspec.structs.replace(reply, usage=usage)
-        yield LMDelta(reply=msgspec.structs.replace(reply, latency=anyio.current_time() - began))
+        # llama.cpp calls it by the path of its file.
+        yield LMDelta(reply=msgspec.structs.replace(reply, model=self.model, latency=anyio.current_time() - began))
 
     def __repr__(self) -> str:
         return f"<LlamaClient {self.model}>"
