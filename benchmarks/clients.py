@@ -250,9 +250,9 @@ async def fan_out(backends: tuple[str, ...], count: int, width: int, rounds: int
 
 async def cache_hits(count: int) -> None:
     """Milliseconds until a call is answered from the disk, one after another."""
-    from asyncrlm.lm.asked import Asked, CacheSettings, Seen
     from asyncrlm.lm.base import LMReply, LMRequest, Message
-    from asyncrlm.lm.cache import open_cache
+    from asyncrlm.lm.cache.asked import Asked, CacheSettings, Seen
+    from asyncrlm.lm.cache.replies import open_cache
 
     requests = [LMRequest(messages=(Message("user", f"{number} {PROMPT}"),)) for number in range(count)]
 

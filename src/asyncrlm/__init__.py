@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from .lm.base import (
         Message as Message,
     )
-    from .lm.pacing import Pacer as Pacer
+    from .lm.pacing.pacer import Pacer as Pacer
     from .observe.jsonl import RLMLogger as RLMLogger
     from .repl.approval import ApprovalRequest as ApprovalRequest
     from .rlm import AsyncRLM as AsyncRLM

@@ -26,7 +26,7 @@ from .engine.settings import (
     OnLimit,
     OnSubcallError,
 )
-from .lm.pacing import Pacer
+from .lm.pacing.pacer import Pacer
 from .repl.approval import ApprovalRequest
 from .repl.sandbox import Environment
 from .types import RLMChatCompletion

@@ -12,8 +12,8 @@ from ..environments import Environment
 from ..environments import environment as make_environment
 from ..environments.units import parse_bytes
 from ..errors import ConfigurationError
-from ..lm.asked import CacheMode, CacheSettings
-from ..lm.pacing import Pacer
+from ..lm.cache.asked import CacheMode, CacheSettings
+from ..lm.pacing.pacer import Pacer
 from ..lm.routing import Router
 from ..lm.spec import checked_sampling
 from ..repl.tools import HostTools

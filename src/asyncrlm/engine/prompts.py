@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from ..clipping import clip
-from ..lm.replies import whole_text as clean
+from ..lm.http.replies import whole_text as clean
 from .texts import DEFAULT_PROMPTS, Prompts, fill
 
 if TYPE_CHECKING:

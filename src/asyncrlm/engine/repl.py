@@ -18,7 +18,7 @@ from ..errors import LMError
 from ..ledger import Ledger
 from ..lm.base import LMClient, LMReply, LMRequest
 from ..lm.clients import ClientSpec
-from ..lm.pacing import Gate, Pacer
+from ..lm.pacing.pacer import Gate, Pacer
 from ..lm.routing import Router
 from ..observe.log import get_logger
 from ..repl.approval import ApprovalRequest

@@ -12,7 +12,7 @@ import anyio.to_thread
 from ..errors import ErrorThresholdExceededError, LimitError, LMError
 from ..lm.base import LMReply
 from ..lm.clients import ClientSpec
-from ..lm.pacing import reply_text
+from ..lm.pacing.pacer import reply_text
 from ..repl.context import ContextInfo, check_prompt_type, describe, resolved
 from ..repl.raised import innermost
 from ..repl.resources import DepthScope

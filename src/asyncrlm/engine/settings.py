@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Struct
 
 from ..errors import ConfigurationError
-from ..lm.asked import CacheSettings
-from ..lm.pacing import Pacer
+from ..lm.cache.asked import CacheSettings
+from ..lm.pacing.pacer import Pacer
 from ..lm.routing import Router
 from ..repl.sandbox import Environment
 from ..repl.tools import HostTools

@@ -15,9 +15,9 @@ import msgspec
 from ..errors import ConfigurationError, LMError
 from ..ledger import Price
 from .base import LMClient, LMDelta, LMReply, LMRequest, LMUsage
-from .endpoints import fingerprint_of
-from .openai_stream import CompletionStream
-from .replies import classify, whole_text
+from .http.endpoints import fingerprint_of
+from .http.replies import classify, whole_text
+from .openai.stream import CompletionStream
 from .spec import OUR_KWARGS, ClientSpec, Shared, optional_sdk, price_and_window, refuse_unknown
 
 if TYPE_CHECKING:
