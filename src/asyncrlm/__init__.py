@@ -69,6 +69,7 @@ if TYPE_CHECKING:
         Message as Message,
     )
     from .lm.pacing import Pacer as Pacer
+    from .mcp.server import MCPServer as MCPServer
     from .observe.jsonl import RLMLogger as RLMLogger
     from .repl.approval import ApprovalRequest as ApprovalRequest
     from .rlm import AsyncRLM as AsyncRLM
@@ -91,6 +92,7 @@ _HOMES = {
     "RLM": "sync",
     "Repl": "engine.repl",
     "ApprovalRequest": "repl.approval",
+    "MCPServer": "mcp.server",
     "RLMLogger": "observe.jsonl",
     "Environment": "environments",
     "LocalEnvironment": "environments.local",
@@ -134,6 +136,7 @@ __all__ = [
     "LMUsage",
     "LimitError",
     "LocalEnvironment",
+    "MCPServer",
     "Message",
     "ModelUsageSummary",
     "Pacer",

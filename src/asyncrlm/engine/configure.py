@@ -14,6 +14,7 @@ from ..lm.asked import CacheMode, CacheSettings
 from ..lm.pacing import Pacer
 from ..lm.routing import Router
 from ..lm.spec import checked_sampling
+from ..mcp.server import checked_servers
 from ..repl.tools import HostTools
 from .prompts import DEFAULT_PROMPTS
 from .settings import Callbacks, Configuration, Limits, checked_limits
@@ -78,6 +79,7 @@ def configure(*, unknown: Mapping[str, Any], **given: Any) -> Configuration:
         user_prologue=_text("user_prologue", given["user_prologue"]),
         tools=tools,
         sub_tools=tools if sub_tools is None else HostTools(sub_tools, "custom_sub_tools"),
+        servers=checked_servers(given["mcp_servers"]),
         approve=checked_function("approve", given["approve"]),
         callbacks=Callbacks(**{name: checked_function(name, given[name]) for name in Callbacks.__struct_fields__}),
         logger=_logger(given["logger"]),

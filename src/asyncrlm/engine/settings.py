@@ -14,6 +14,7 @@ from ..errors import ConfigurationError
 from ..lm.asked import CacheSettings
 from ..lm.pacing import Pacer
 from ..lm.routing import Router
+from ..mcp.server import MCPServer
 from ..repl.sandbox import Environment
 from ..repl.tools import HostTools
 from .prompts import Prompts
@@ -153,6 +154,8 @@ class Configuration(Struct, frozen=True, kw_only=True):
     user_prologue: str | None
     tools: HostTools
     sub_tools: HostTools
+    servers: tuple[MCPServer, ...]
+    """Whose tools are beside `tools`."""
     approve: Callable[..., Any] | None
     """Looks at each cell and tool call first."""
     callbacks: Callbacks
