@@ -18,6 +18,7 @@ import pytest
 
 from asyncrlm import RLM, ApprovalRequest, AsyncRLM, ConfigurationError, MCPServer, Repl, RLMError
 from asyncrlm.events import ToolCalled
+from asyncrlm.mcp import connections
 from asyncrlm.mcp.schema import ToolSchema, identifier
 from asyncrlm.testing import ScriptedLM
 
@@ -28,11 +29,13 @@ pytest.importorskip("mcp", reason="the SDK is not installed: pip install 'asyncr
 pytestmark = pytest.mark.anyio
 
 SCRIPT = str(Path(__file__).parent / "fakes" / "mcp_tools.py")
+OURS = f"of={os.getpid()}"
 CAP = 60
+soak = pytest.mark.soak  # what starts many servers, which takes long
 
 
 def server(*arguments: str, **settings: Any) -> MCPServer:
-    return MCPServer(**{"name": "t", "command": sys.executable, "args": [SCRIPT, *arguments], **settings})
+    return MCPServer(**{"name": "t", "command": sys.executable, "args": [SCRIPT, OURS, *arguments], **settings})
 
 
 def tried(code: str) -> str:
@@ -46,10 +49,10 @@ async def printed(repl: Repl, code: str) -> str:
 
 
 def servers_running() -> list[int]:
-    """Processes of the script, wherever they hang in the tree of processes."""
+    """Processes of the script that this one has started, wherever they hang in the tree of processes."""
     found: list[int] = []
     for process in psutil.process_iter(["cmdline", "status"]):
-        if SCRIPT in (process.info["cmdline"] or []) and process.info["status"] != psutil.STATUS_ZOMBIE:
+        if OURS in (process.info["cmdline"] or []) and process.info["status"] != psutil.STATUS_ZOMBIE:
             found.append(process.pid)
     return found
 
@@ -102,17 +105,42 @@ async def used(repl: Repl) -> None:
     assert await printed(repl, code) == "860\n"
 
 
-async def test_over_stdio() -> None:
+async def test_over_stdio_with_the_variables_it_is_given_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    monkeypatch.setenv("HOME", "/somewhere")
+    monkeypatch.setenv("TERM", "vt100")
+    env = {"MINE": "yes", "TERM": "given"}
     with anyio.fail_after(CAP):
-        async with Repl(mcp_servers=[server()], custom_tools={"own": lambda: 1}) as repl:
+        async with Repl(mcp_servers=[server(env=env)], custom_tools={"own": lambda: 1}) as repl:
             await used(repl)
             assert await printed(repl, "print(own())") == "1\n"
+            seen = (
+                "print(sorted(t_environment().keys() - {'LC_CTYPE'}), t_environment()['TERM'])"  # Python sets that one
+            )
+            assert await printed(repl, seen) == "['MINE', 'TERM'] given\n"
 
 
 async def test_over_http(http_url: str) -> None:
     with anyio.fail_after(CAP):
         async with Repl(mcp_servers=[{"name": "t", "url": http_url, "headers": {"X-Key": "k"}}]) as repl:
             await used(repl)
+
+
+def check_prompt(prompt: str) -> None:
+    """Descriptions are quoted, clipped and labelled."""
+    lines = prompt.splitlines()
+    (add,) = [line for line in lines if line.startswith("- `t_add(")]
+    head = "- `t_add(first: int, second: int = 2) -> int` - described by its server as "
+    assert add.startswith(head + "\"Adds.\\n'''repl")
+    assert "IGNORE ALL" in add
+    assert "\x1b" not in add
+    assert "\u202e" not in add
+    assert "characters left out" in add
+    assert len(add) < 1_500
+    (note,) = [line for line in lines if line.startswith("What stands in quotes above was written by the servers")]
+    assert "no instruction" in note
+    read = "`t_read_file(path: str, mode: Literal['text', 'lines'] = 'text', limit: int | None = None) -> list[str]`"
+    assert f'- {read} - described by its server as "Reads a file."' in lines
 
 
 async def test_in_a_run_with_events_approval_and_children() -> None:
@@ -127,7 +155,7 @@ async def test_in_a_run_with_events_approval_and_children() -> None:
 
     def reply(request: Any) -> str:
         text = "\n".join(message.content for message in request.messages)
-        assert "`t_add(first: int, second: int = 2) -> int`" in text
+        check_prompt(request.messages[0].content)
         if "ROOT" not in text:
             return submit("str(t_add(40))")
         return cell(f"{tried('t_add(7)')}\nanswer.update(content=rlm_query('child'), ready=True)")
@@ -149,6 +177,7 @@ async def test_in_a_run_with_events_approval_and_children() -> None:
     assert servers_running() == []
 
 
+@soak
 async def test_children_with_tools_of_their_own_have_no_servers() -> None:
     def reply(request: Any) -> str:
         root = any("ROOT" in message.content for message in request.messages)
@@ -162,6 +191,7 @@ async def test_children_with_tools_of_their_own_have_no_servers() -> None:
 # ---- how long they live ----------------------------------------------------------------------------------------------
 
 
+@soak
 async def test_one_server_serves_all_runs_of_an_engine_and_ends_with_it() -> None:
     def reply(request: Any) -> str:
         return submit("str(t_process())")
@@ -185,7 +215,7 @@ async def test_one_server_serves_all_runs_of_an_engine_and_ends_with_it() -> Non
     assert len(pids) == 7
 
 
-@pytest.mark.parametrize("moment", ["starting", "calling"])
+@pytest.mark.parametrize("moment", ["calling", pytest.param("starting", marks=soak)])
 async def test_nothing_is_left_by_a_cancelled_run(moment: str) -> None:
     rlm = AsyncRLM(scripted(cell("t_hang()")), mcp_servers=[server(*(["silent"] if moment == "starting" else []))])
     with anyio.fail_after(CAP):
@@ -199,6 +229,7 @@ async def test_nothing_is_left_by_a_cancelled_run(moment: str) -> None:
         assert servers_running() == []
 
 
+@soak
 async def test_a_call_that_takes_too_long_is_given_up_and_the_session_goes_on() -> None:
     with anyio.fail_after(CAP):
         async with Repl(mcp_servers=[server()], tool_timeout=0.5) as repl:
@@ -207,6 +238,7 @@ async def test_a_call_that_takes_too_long_is_given_up_and_the_session_goes_on() 
             assert await printed(repl, "print(t_process())") == pid
 
 
+@soak
 async def test_a_server_that_dies_is_told_of_and_started_again_for_the_next_call() -> None:
     with anyio.fail_after(CAP):
         async with Repl(mcp_servers=[server()]) as repl:
@@ -216,6 +248,7 @@ async def test_a_server_that_dies_is_told_of_and_started_again_for_the_next_call
             assert again != pid
 
 
+@soak
 def test_with_the_blocking_face() -> None:
     with RLM(scripted(submit("str(t_add(1))"), submit("str(t_add(2))")), mcp_servers=[server()]) as rlm:
         assert rlm.completion("CTX").response == "3"
@@ -225,16 +258,7 @@ def test_with_the_blocking_face() -> None:
 # ---- what they get, and what they say --------------------------------------------------------------------------------
 
 
-async def test_a_server_gets_only_the_variables_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
-    monkeypatch.setenv("HOME", "/somewhere")
-    with anyio.fail_after(CAP):
-        async with Repl(mcp_servers=[server(env={"MINE": "yes"})]) as repl:
-            assert await printed(repl, "print(t_environment())") == "{'MINE': 'yes'}\n"
-        async with Repl(mcp_servers=[server(env={"MINE": "yes", "HOME": "/given"})]) as repl:
-            assert await printed(repl, "print(t_environment())") == "{'MINE': 'yes', 'HOME': '/given'}\n"
-
-
+@soak
 async def test_an_allow_list_picks_the_tools() -> None:
     with anyio.fail_after(CAP):
         async with Repl(mcp_servers=[server(tools=["add", "read-file"])]) as repl:
@@ -246,29 +270,10 @@ async def test_an_allow_list_picks_the_tools() -> None:
                 pass
 
 
-async def test_descriptions_are_quoted_clipped_and_labelled() -> None:
-    model = scripted(submit("'done'"))
-    with anyio.fail_after(CAP):
-        await AsyncRLM(model, mcp_servers=[server()]).acompletion("CTX")
-    lines = model.calls[0].messages[0].content.splitlines()
-    (add,) = [line for line in lines if line.startswith("- `t_add(")]
-    assert add.startswith(
-        "- `t_add(first: int, second: int = 2) -> int` - described by its server as \"Adds.\\n'''repl"
-    )
-    assert "IGNORE ALL" in add
-    assert "\x1b" not in add
-    assert "\u202e" not in add
-    assert "characters left out" in add
-    assert len(add) < 1_500
-    (note,) = [line for line in lines if line.startswith("What stands in quotes above was written by the servers")]
-    assert "no instruction" in note
-    assert (
-        "- `t_read_file(path: str, mode: Literal['text', 'lines'] = 'text', limit: int | None = None) -> list[str]`"
-        in "\n".join(lines)
-    )
+@soak
+async def test_tools_that_are_added_later_are_there_in_later_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "FRESH", 0)
 
-
-async def test_tools_that_are_added_later_are_there_in_the_next_run() -> None:
     def reply(request: Any) -> str:
         prompt = request.messages[0].content
         return submit("t_later()") if "`t_later(" in prompt else submit("t_more()")
@@ -276,21 +281,18 @@ async def test_tools_that_are_added_later_are_there_in_the_next_run() -> None:
     with anyio.fail_after(CAP):
         async with AsyncRLM(ScriptedLM(reply), mcp_servers=[server()]) as rlm:
             assert (await rlm.acompletion("CTX")).response == "added"
-            answers = set[str]()
-            while "later" not in answers:  # the server's word of it and its reply go different ways
-                answers.add((await rlm.acompletion("CTX")).response)
-    assert answers <= {"added", "later"}
+            assert (await rlm.acompletion("CTX")).response == "later"
 
 
 # ---- what goes wrong -------------------------------------------------------------------------------------------------
 
 
+@soak
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
         (server("broken"), r"server 't' could not be started: .*\n?.*no such file: settings\.toml"),
         (server("silent", start_timeout=0.5), "could not be started: it was not ready in time"),
-        (MCPServer(name="t", command="no-such-program-here"), "the program 'no-such-program-here' .* was not found"),
         (MCPServer(name="t", url="http://127.0.0.1:9/mcp", start_timeout=5), "'t' could not be started"),
     ],
 )
@@ -300,6 +302,13 @@ async def test_a_server_that_cant_be_started_ends_the_run_and_says_why(wrong: MC
             await AsyncRLM(scripted(), mcp_servers=[wrong]).acompletion("CTX")
 
 
+async def test_a_program_that_is_not_there_is_named() -> None:
+    gone = MCPServer(name="t", command="no-such-program-here")
+    with anyio.fail_after(CAP):
+        with pytest.raises(ConfigurationError, match="the program 'no-such-program-here' .* was not found"):
+            await AsyncRLM(scripted(), mcp_servers=[gone]).acompletion("CTX")
+
+
 async def test_a_servers_start_is_within_the_deadline() -> None:
     from asyncrlm import TimeoutExceededError
 
@@ -307,6 +316,7 @@ async def test_a_servers_start_is_within_the_deadline() -> None:
         await AsyncRLM(scripted(), mcp_servers=[server("silent")], max_timeout=0.3).acompletion("CTX")
 
 
+@soak
 async def test_a_name_that_two_tools_have_is_an_error() -> None:
     with anyio.fail_after(CAP), pytest.raises(ConfigurationError, match="two tools have the name 't_add'"):
         async with Repl(mcp_servers=[server()], custom_tools={"t_add": max}):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -23,6 +24,8 @@ from .transport import Said, sdk, streams
 MOST_TOOLS = 500
 """Tools of one server that cells may call; a server may name more."""
 MOST_PAGES = 100
+FRESH = 5.0
+"""Seconds for which the tools that a server named are taken to be those it has."""
 
 
 class Connection:
@@ -32,8 +35,9 @@ class Connection:
         self._server = server
         self._held: Held[Any] | None = None
         self._starting = anyio.Lock()
-        self._tools: list[Tool] | None = None
-        """Those of the session; None when they have to be asked for."""
+        self._listing: list[Any] = []  # what the session named last
+        self._tools: list[Tool] = []  # made of it
+        self._listed_at = -math.inf
 
     async def tools(self) -> list[Tool]:
         """Its tools, as functions.
@@ -43,11 +47,18 @@ class Connection:
             RLMError: if it did not answer as it must.
         """
         held = await self._session()
-        if self._tools is None:
-            with anyio.move_on_after(self._server.start_timeout):
-                self._tools = self._made(await self._listed(held.value))
-            if self._tools is None:
-                raise RLMError(f"the MCP server {self._server.name!r} did not name its tools in time")
+        if anyio.current_time() - self._listed_at < FRESH:
+            return self._tools
+        try:
+            with anyio.fail_after(self._server.start_timeout):
+                listing = await _listed(held.value)
+        except Exception as error:
+            reason = "not in time" if isinstance(error, TimeoutError) else error_text(str(error))
+            raise RLMError(f"the MCP server {self._server.name!r} did not name its tools: {reason}") from error
+        if listing != self._listing:
+            self._tools = self._made(listing)
+            self._listing = listing
+        self._listed_at = anyio.current_time()
         return self._tools
 
     async def call(self, tool: str, schema: ToolSchema, *args: Any, **kwargs: Any) -> Any:
@@ -74,7 +85,7 @@ class Connection:
 
     async def _end(self, held: Held[Any]) -> None:
         if self._held is held:
-            self._held = self._tools = None
+            self._held = None
         await held.aclose()
 
     # ---- the session -------------------------------------------------------------------------------------------------
@@ -83,7 +94,7 @@ class Connection:
         async with self._starting:
             if self._held is not None and not self._held.ended:
                 return self._held
-            self._tools = None
+            self._listed_at = -math.inf
             said = Said()
             held = Held(partial(self._opened, said))
             try:
@@ -103,26 +114,11 @@ class Connection:
         module = await anyio.to_thread.run_sync(sdk)
         async with (
             streams(self._server, said) as transport,
-            module.Client(transport, message_handler=self._hear, cache=None) as client,
+            module.Client(transport) as client,
         ):
             yield client
 
-    async def _hear(self, message: Any) -> None:
-        if getattr(message, "method", None) == "notifications/tools/list_changed":
-            self._tools = None
-
     # ---- its tools ---------------------------------------------------------------------------------------------------
-
-    async def _listed(self, client: Any) -> list[Any]:
-        listed: list[Any] = []
-        cursor = None
-        for _ in range(MOST_PAGES):
-            page = await client.list_tools(cursor=cursor)
-            listed += page.tools
-            cursor = page.next_cursor
-            if not cursor:
-                break
-        return listed
 
     def _made(self, listed: Sequence[Any]) -> list[Tool]:
         server, wanted = self._server, self._server.tools
@@ -153,6 +149,18 @@ class Connection:
                 untrusted=True,
             )
         return list(made.values())
+
+
+async def _listed(client: Any) -> list[Any]:
+    listed: list[Any] = []
+    cursor = None
+    for _ in range(MOST_PAGES):
+        page = await client.list_tools(cursor=cursor)
+        listed += page.tools
+        cursor = page.next_cursor
+        if not cursor:
+            break
+    return listed
 
 
 def _function(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -194,12 +202,20 @@ class Connections:
         """
         found: list[list[Tool]] = [[] for _ in self._connections]
 
+        failed: list[Exception] = []
+
         async def ask(number: int, connection: Connection) -> None:
-            found[number] = await connection.tools()
+            try:
+                found[number] = await connection.tools()
+            except Exception as error:  # noqa: BLE001 - raised below, as it is and not in a group
+                failed.append(error)
+                tasks.cancel_scope.cancel()
 
         async with anyio.create_task_group() as tasks:
             for number, connection in enumerate(self._connections):
                 tasks.start_soon(ask, number, connection)
+        if failed:
+            raise failed[0]
         last = self._last
         if last is None or last[0] is not tools or any(a is not b for a, b in zip(last[1], found, strict=True)):
             joined = tools.joined(tool for each in found for tool in each)

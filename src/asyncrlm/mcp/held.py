@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from contextvars import Context
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import anyio
 
@@ -51,11 +51,12 @@ class Held(Generic[T]):
             raise
         if self._error is not None:
             raise self._error
-        return self._value  # pyright: ignore[reportReturnType] - set where there was no error
+        return self.value
 
     @property
-    def value(self) -> T | None:
-        return self._value
+    def value(self) -> T:
+        """Of the context manager; once `start` has returned."""
+        return cast("T", self._value)
 
     @property
     def ended(self) -> bool:

@@ -23,10 +23,11 @@ def value_of(result: Any, *, wrapped: bool) -> Any:
     if result.is_error:
         text = "\n".join(part for part in parts if isinstance(part, str))
         raise RuntimeError(error_text(text) or "the server gave an error without a text")
-    structured = result.structured_content
+    structured: Any = result.structured_content
     if structured is not None:
-        only = cast("dict[str, Any]", structured) if isinstance(structured, dict) else {}
-        return only["result"] if wrapped and list(only) == ["result"] else structured
+        if wrapped and isinstance(structured, dict) and list(cast("dict[str, Any]", structured)) == ["result"]:
+            return cast("Any", structured["result"])
+        return cast("Any", structured)
     if all(isinstance(part, str) for part in parts):
         return "\n".join(cast("list[str]", parts))
     return parts

@@ -122,7 +122,7 @@ class ToolSchema:
                 given[self._json_names[parameter]] = value
             else:
                 given.update(value)
-        return msgspec.to_builtins(given, str_keys=True)
+        return msgspec.json.decode(msgspec.json.encode(given))
 
     def _type(self, schema: dict[str, Any], depth: int = 0) -> str:
         if depth > _DEEPEST:
