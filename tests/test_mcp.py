@@ -114,9 +114,7 @@ async def test_over_stdio_with_the_variables_it_is_given_and_no_others(monkeypat
         async with Repl(mcp_servers=[server(env=env)], custom_tools={"own": lambda: 1}) as repl:
             await used(repl)
             assert await printed(repl, "print(own())") == "1\n"
-            seen = (
-                "print(sorted(t_environment().keys() - {'LC_CTYPE'}), t_environment()['TERM'])"  # Python sets that one
-            )
+            seen = "print(sorted(t_environment().keys() - {'LC_CTYPE'}), t_environment()['TERM'])"  # that Python sets
             assert await printed(repl, seen) == "['MINE', 'TERM'] given\n"
 
 
@@ -305,7 +303,7 @@ async def test_a_server_that_cant_be_started_ends_the_run_and_says_why(wrong: MC
 async def test_a_program_that_is_not_there_is_named() -> None:
     gone = MCPServer(name="t", command="no-such-program-here")
     with anyio.fail_after(CAP):
-        with pytest.raises(ConfigurationError, match="the program 'no-such-program-here' .* was not found"):
+        with pytest.raises(ConfigurationError, match=r"the program 'no-such-program-here' .* was not found"):
             await AsyncRLM(scripted(), mcp_servers=[gone]).acompletion("CTX")
 
 

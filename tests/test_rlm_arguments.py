@@ -54,6 +54,7 @@ WRONG: dict[str, tuple[list[Any], str]] = {
     "pacer": (["fast", 5, [], {"scripted": 5}, Odd()], "pacer must be a Pacer"),
     "tenant": ([5, [], Odd()], "tenant must be a str"),
     **{name: ([5, "", b"x", Odd()], f"{name} must be a folder") for name in ("cache", "record", "replay")},
+    "cache_size": (["much", 0, -1, 1.5, b"x", True], "use a number of bytes or a size"),
     "logger": ([5, "logs", RLMLogger, Odd()], "logger must be an RLMLogger"),
 } | {
     name: ([5, "print", Odd()], f"{name} must be a function or a coroutine function")

@@ -13,6 +13,7 @@ from .engine.completions import Completions, EventStream
 from .engine.configure import configure
 from .engine.settings import (
     DEFAULT_BACKEND,
+    DEFAULT_CACHE_SIZE,
     DEFAULT_COMPACTION_THRESHOLD_PCT,
     DEFAULT_MAX_CONCURRENT_REQUESTS,
     DEFAULT_MAX_CONCURRENT_SUBCALLS,
@@ -81,6 +82,8 @@ class AsyncRLM:
         pacer: Limits of the models' account: a `Pacer`, or model name → `Pacer`. Several `AsyncRLM` may share one.
         tenant: Runs of one tenant share its turns at an account; without one, each run has turns of its own.
         cache: A folder: calls equal to one that was answered before, or is under way, cost nothing.
+        cache_size: Bytes that the replies there may take at most, or a str such as "2GB"; those that were not used for
+            longest go. None for no end.
         record: A folder: all replies are kept in it.
         replay: A folder that was recorded: models are not asked, a call that is not in it ends the run.
         logger: An `RLMLogger`.
@@ -129,6 +132,7 @@ class AsyncRLM:
         pacer: Pacer | Mapping[str, Pacer] | None = None,
         tenant: str | None = None,
         cache: str | Path | None = None,
+        cache_size: int | str | None = DEFAULT_CACHE_SIZE,
         record: str | Path | None = None,
         replay: str | Path | None = None,
         logger: Any = None,

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from ..environments import Environment
 from ..environments import environment as make_environment
+from ..environments.units import parse_bytes
 from ..errors import ConfigurationError
 from ..lm.asked import CacheMode, CacheSettings
 from ..lm.pacing import Pacer
@@ -57,7 +58,7 @@ def configure(*, unknown: Mapping[str, Any], **given: Any) -> Configuration:
             raise ConfigurationError(f"{name}=True: {why}")
     _check_share("compaction_threshold_pct", given["compaction_threshold_pct"])
     limits = checked_limits(Limits(), {name: given[name] for name in Limits.__struct_fields__})
-    replies = _replies(given)
+    replies = checked_replies(given)
     router = Router.of(
         given["backend"],
         given["backend_kwargs"],
@@ -85,7 +86,7 @@ def configure(*, unknown: Mapping[str, Any], **given: Any) -> Configuration:
         logger=_logger(given["logger"]),
         verbose=flags["verbose"],
         persistent=flags["persistent"],
-        pacer=_pacer(given["pacer"], router),
+        pacer=checked_pacer(given["pacer"], router),
         tenant=checked_tenant(given["tenant"]),
         replies=replies,
     )
@@ -223,20 +224,32 @@ def checked_function(name: str, value: Any) -> Callable[..., Any] | None:
     return value
 
 
-def _pacer(pacer: object, router: Router) -> Pacer | Mapping[str, Pacer] | None:
+def checked_pacer(pacer: object, router: Router) -> Pacer | Mapping[str, Pacer] | None:
+    """What `pacer=` names, for the models of `router`.
+
+    Raises:
+        ConfigurationError: naming what would be right.
+    """
     if pacer is None or isinstance(pacer, Pacer):
         return pacer
     given = cast("Mapping[Any, Any]", pacer) if isinstance(pacer, Mapping) else {"": None}
     pacers = {str(name): each for name, each in given.items() if isinstance(each, Pacer)}
     if len(pacers) < len(given):
         raise ConfigurationError("pacer must be a Pacer, or a dict of model name → Pacer")
+    known = dict.fromkeys(each.model for spec in router.specs for each in spec.each)
     for name in pacers:
-        if name not in router.names:
-            raise ConfigurationError(f"pacer names the model {name!r}; known: {', '.join(router.names)}")
+        if name not in known:
+            raise ConfigurationError(f"pacer names the model {name!r}; known: {', '.join(known)}")
     return pacers
 
 
-def _replies(given: Mapping[str, Any]) -> CacheSettings | None:
+def checked_replies(given: Mapping[str, Any]) -> CacheSettings | None:
+    """What `cache=`, `record=` and `replay=` name, at most one of them, and `cache_size=`.
+
+    Raises:
+        ConfigurationError: naming what would be right.
+    """
+    size = parse_bytes("cache_size", given["cache_size"])
     modes: tuple[CacheMode, ...] = ("cache", "record", "replay")
     found: list[CacheSettings] = []
     for mode in modes:
@@ -246,7 +259,7 @@ def _replies(given: Mapping[str, Any]) -> CacheSettings | None:
         if not isinstance(folder, str | Path) or not str(folder):
             got = "an empty str" if folder == "" else type(folder).__name__
             raise ConfigurationError(f"{mode} must be a folder, as a str or a Path, got {got}")
-        found.append(CacheSettings(Path(folder), mode))
+        found.append(CacheSettings(Path(folder), mode, size if mode == "cache" else None))
     if len(found) > 1:
         raise ConfigurationError(f"{' and '.join(each.mode for each in found)} exclude one another: give one of them")
     return found[0] if found else None

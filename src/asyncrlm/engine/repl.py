@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -14,10 +15,10 @@ import anyio
 
 from ..environments import Environment
 from ..errors import LMError
-from ..ledger import Ledger, Need
+from ..ledger import Ledger
 from ..lm.base import LMClient, LMReply, LMRequest
-from ..lm.clients import ClientSpec, client_spec
-from ..lm.pacing import Gate, Pacers
+from ..lm.clients import ClientSpec
+from ..lm.pacing import Gate, Pacer
 from ..lm.routing import Router
 from ..mcp.connections import with_servers
 from ..mcp.server import MCPServer, checked_servers
@@ -32,9 +33,11 @@ from ..repl.tool_desk import ToolDesk
 from ..repl.tools import HostTools, check_context_name
 from ..types import ModelUsageSummary, REPLResult, RLMChatCompletion, UsageSummary
 from .approval import Approval
-from .asking import fitting_bytes, refuse_schema, subcall_reply
-from .configure import checked_environment, checked_function
+from .asking import refuse_schema, subcall_reply
+from .configure import checked_environment, checked_function, checked_pacer, checked_replies, checked_tenant
+from .door import ModelDoor
 from .settings import (
+    DEFAULT_CACHE_SIZE,
     DEFAULT_MAX_CONCURRENT_REQUESTS,
     DEFAULT_SUBCALL_TIMEOUT,
     DEFAULT_TOOL_TIMEOUT,
@@ -63,6 +66,7 @@ class Repl:
         on_subcall_error: What a failed call is in a cell: "return" a `FailedReply`, or "raise" a `SubcallError`.
         subcall_timeout: Seconds one call may take, retries included; None for no limit.
         tool_timeout: Seconds one call of a tool may take; None for no limit.
+        pacer, tenant, cache, cache_size, record, replay: As of `AsyncRLM`.
 
     Raises:
         ConfigurationError: for an argument that can't be; the message names the right ones.
@@ -82,6 +86,12 @@ class Repl:
         on_subcall_error: Literal["return", "raise"] = "return",
         subcall_timeout: float | None = DEFAULT_SUBCALL_TIMEOUT,
         tool_timeout: float | None = DEFAULT_TOOL_TIMEOUT,
+        pacer: Pacer | Mapping[str, Pacer] | None = None,
+        tenant: str | None = None,
+        cache: str | Path | None = None,
+        cache_size: int | str | None = DEFAULT_CACHE_SIZE,
+        record: str | Path | None = None,
+        replay: str | Path | None = None,
     ) -> None:
         self._state: Literal["new", "open", "closed"] = "new"
         self._environment = checked_environment(environment, environment_kwargs)
@@ -99,7 +109,10 @@ class Repl:
             },
         )
         self._context = context
-        self._model = None if lm is None else Router(client_spec(lm))
+        self._replies = checked_replies({"cache": cache, "cache_size": cache_size, "record": record, "replay": replay})
+        self._model = None if lm is None else Router.of(lm, needs_keys=replay is None)
+        self._pacer = None if self._model is None else checked_pacer(pacer, self._model)
+        self._tenant = checked_tenant(tenant)
         self._tools = HostTools(custom_tools)
         self._servers = checked_servers(mcp_servers)
         self._width = limits.max_concurrent_requests
@@ -118,7 +131,7 @@ class Repl:
             raise RuntimeError("a Repl can be entered once")
         async with AsyncExitStack() as stack:
             scope = await stack.enter_async_context(ResourceScope())
-            self._services = _Asking(self._model, scope, self._width, self._timeout)
+            self._services = _Asking(self._model, self._door(scope), self._timeout)
             self._tools = await with_servers(self._tools, self._servers, scope)
             session = Session(
                 self._environment,
@@ -140,6 +153,18 @@ class Repl:
             self._stack = stack.pop_all()
         self._state = "open"
         return self
+
+    def _door(self, scope: ResourceScope) -> ModelDoor:
+        run_id = uuid.uuid4().hex
+        return ModelDoor(
+            scope,
+            run_id=run_id,
+            gate=Gate(self._width),
+            ledger=Ledger(),
+            flow=(run_id if self._tenant is None else ("tenant", self._tenant), run_id),
+            pacer=self._pacer,
+            replies=self._replies,
+        )
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -166,6 +191,7 @@ class Repl:
         Raises:
             SandboxLost: if no worker can be had.
             ProtocolError: if the worker was tampered with.
+            LMError: of kind "replay_miss", if it asked what was not recorded.
             RuntimeError: if the Repl is not open, or another cell is under way.
         """
         session, services = self._opened(), self._services
@@ -176,7 +202,7 @@ class Repl:
         services.calls = calls
         try:
             refused = None if self._approval is None else await self._approval.refused(code)
-            return _result(refused or await session.execute(code), calls)
+            return _result(refused or await services.door.unless_missed(session.execute(code)), calls)
         finally:
             self._executing = False
 
@@ -213,15 +239,12 @@ def _log_failure(hook: Any, error: Exception) -> None:
 class _Asking:
     """Services that ask one model, and keep a record of each call."""
 
-    def __init__(self, model: Router | None, scope: ResourceScope, width: int, timeout: float | None) -> None:
+    def __init__(self, model: Router | None, door: ModelDoor, timeout: float | None) -> None:
         self.calls: list[RLMChatCompletion] = []
         """Where records go; another list for each cell."""
+        self.door = door
         self._model = model
-        self._scope = scope
-        self._gate = Gate(width)
         self._timeout = timeout
-        self._pacers = Pacers()
-        self._ledger = Ledger()
 
     async def llm(self, call: SubCall) -> str:
         record = RLMChatCompletion(root_model=call.model or "", prompt=call.prompt, response="")
@@ -243,7 +266,7 @@ class _Asking:
         return await self.llm(call)
 
     def limits(self) -> dict[str, Any]:
-        return self._ledger.left()
+        return self.door.ledger.left()
 
     async def _ask(self, call: SubCall, record: RLMChatCompletion) -> str:
         refuse_schema(call)
@@ -251,19 +274,13 @@ class _Asking:
             raise LMError("this Repl has no model to ask: give it one as `lm=`", kind="not_found")
         spec: ClientSpec = self._model.sub(1, call.model)
         record.root_model = spec.model
-        client = await spec.connect(self._scope.shared)
-        pacer = self._pacers.of(client)
 
         async def send(request: LMRequest) -> LMReply:
-            size = fitting_bytes(spec, request)
-            need = Need(model=spec.model, input_bytes=size, output_cap=None, price=spec.price)
-            reply = await pacer.send(
-                client, request, gate=self._gate, ledger=self._ledger, need=need, attempts=spec.attempts
-            )
+            reply = await self.door.ask(spec, request, place=str(call.id), seconds=self._timeout)
             record.usage_summary = _usage(spec.model, reply)
             return reply
 
-        return await subcall_reply(spec, call, send, seconds=self._timeout)
+        return await subcall_reply(spec, call, send)
 
 
 def _usage(model: str, reply: LMReply) -> UsageSummary:

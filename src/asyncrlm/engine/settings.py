@@ -33,6 +33,8 @@ DEFAULT_MAX_CONCURRENT_REQUESTS: Final = 64
 """LM requests in flight per tree."""
 DEFAULT_SUBCALL_TIMEOUT: Final = 600.0
 """Seconds one `llm_query` may take, retries included."""
+DEFAULT_CACHE_SIZE: Final = "1GB"
+"""What the replies in a cache may take at most."""
 DEFAULT_TOOL_TIMEOUT: Final = 600.0
 """Seconds one call of a tool may take."""
 CLOSING_TOKENS: Final = 1_024
