@@ -51,6 +51,11 @@ def _found(name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
+def kernel() -> Environment:
+    """The kernel of this interpreter, which Jupyter knows by itself."""
+    return environment("ipython", {"kernel": "python3"})
+
+
 class Docker(EnvironmentConformance):
     """In containers of an engine that the tests start."""
 
@@ -64,6 +69,7 @@ class Docker(EnvironmentConformance):
 PLACES = {
     "Local": place("asyncrlm.environments.local:LocalEnvironment"),
     "IPython": place("asyncrlm.environments.ipython:IPythonEnvironment", needs="IPython"),
+    "Kernel": place("tests.conformance_environments:kernel", needs="ipykernel", backends=("asyncio",)),
     "Docker": Docker,
 }
 """Name → suite, collected as `TestName` by test_conformance.py: `pytest tests/test_conformance.py -k Local`."""
