@@ -65,5 +65,9 @@ PLACES = {
     "Local": place("asyncrlm.environments.local:LocalEnvironment"),
     "IPython": place("asyncrlm.environments.ipython:IPythonEnvironment", needs="IPython"),
     "Docker": Docker,
+    "Modal": place("tests.vendors:modal", needs="modal", backends=("asyncio",)),
+    "Daytona": place("tests.vendors:daytona", needs="daytona", backends=("asyncio",)),
+    "E2B": place("tests.vendors:e2b", needs="e2b", backends=("asyncio",)),
+    "Prime": place("tests.vendors:prime", needs="prime_sandboxes", backends=("asyncio",)),
 }
 """Name → suite, collected as `TestName` by test_conformance.py: `pytest tests/test_conformance.py -k Local`."""
