@@ -12,6 +12,8 @@ from asyncrlm import Environment
 from asyncrlm.environments import environment
 from asyncrlm.testing import EnvironmentConformance
 
+from .vendors import SDK_WARNINGS
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
@@ -66,7 +68,7 @@ PLACES = {
     "IPython": place("asyncrlm.environments.ipython:IPythonEnvironment", needs="IPython"),
     "Docker": Docker,
     "Modal": place("tests.vendors:modal", needs="modal", backends=("asyncio",)),
-    "Daytona": place("tests.vendors:daytona", needs="daytona", backends=("asyncio",)),
+    "Daytona": place("tests.vendors:daytona", needs="daytona", backends=("asyncio",), pytestmark=[*SDK_WARNINGS]),
     "E2B": place("tests.vendors:e2b", needs="e2b", backends=("asyncio",)),
     "Prime": place("tests.vendors:prime", needs="prime_sandboxes", backends=("asyncio",)),
 }

@@ -27,6 +27,8 @@ SDK_WARNINGS = (
     pytest.mark.filterwarnings("ignore:`server_url` is deprecated:DeprecationWarning"),
     # It sends a line of input as one body, which aiohttp finds large above a MiB.
     pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning"),
+    # aiohttp's own way to read what is uploaded, in the server.
+    pytest.mark.filterwarnings("ignore:unread_data:DeprecationWarning"),
 )
 
 

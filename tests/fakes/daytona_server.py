@@ -255,7 +255,11 @@ class DaytonaServer(FakeVendor):
         command, name = Command(bool(asked.get("suppressInputEcho"))), secrets.token_hex(8)
         script = f"{{ {asked['command']}\n}}"
         command.run = await Run.start(["/bin/sh", "-c", script], lambda: command.collect(), {})
-        self._box(request).sessions[request.match_info["session"]][name] = command
+        session = self._box(request).sessions.get(request.match_info["session"])
+        if session is None:  # it was closed meanwhile
+            await command.run.kill()
+            return _refusal(404, "session not found")
+        session[name] = command
         return web.json_response({"cmdId": name}, status=202)
 
     def _command(self, request: web.Request) -> Command:

@@ -95,6 +95,8 @@ class Envd(Process):
             ["/bin/sh", "-c", config.args[-1]], lambda: box.change(), {**box.asked.get("envVars", {}), **config.envs}
         )
         box.runs[run.process.pid] = run
+        if box.over:  # meanwhile
+            await run.kill()
         await self.server.gate("execute", self.server.late)
         yield _event("start", pb.ProcessEvent.StartEvent(pid=run.process.pid))
         at = [0, 0]
