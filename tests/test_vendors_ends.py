@@ -167,6 +167,7 @@ async def test_it_is_renewed_while_a_run_waits(vendor: Vendor, renewed: bool, mo
     async def slow(messages: list[dict[str, str]]) -> str:
         if not renewed:
             vendor.server.failing[request] = [(500, "no lease for you")] * 100
+            await anyio.sleep_forever()
         await fact(lambda: vendor.server.requests[request] >= 6)
         return "late"
 
