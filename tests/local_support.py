@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import json
 import os
 from typing import TYPE_CHECKING, Any, Self
@@ -16,12 +17,18 @@ from asyncrlm.environments.local import LocalEnvironment
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Hashable
     from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
 
     from asyncrlm.repl.sandbox import Sandbox
 
 CAP = 10.0
 MODES = ("pidns", "warden", "scope", "walk")
 """Ways to end what a worker leaves; "warden" is the pid namespace of those who may have one, but not as root."""
+
+
+def opening(path: Path) -> Callable[[], int]:
+    """What a sandbox is given that is to pass this file."""
+    return functools.partial(os.open, path, os.O_RDONLY | os.O_CLOEXEC)
 
 
 class PlainScope:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Awaitable, Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -91,7 +90,7 @@ class FakeSandbox(Sandbox):
         self.files[name] = b"".join(chunks)
         return name
 
-    async def pass_file(self, path: Path) -> None:
+    async def pass_file(self, open_file: Callable[[], int]) -> None:
         raise NotImplementedError
 
     def interrupt(self) -> None:

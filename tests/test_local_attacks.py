@@ -18,6 +18,7 @@ from local_support import (
     client,
     denied,
     mode_or_skip,
+    opening,
     through,
 )
 
@@ -165,7 +166,7 @@ async def test_writing_outside_is_denied(scope: PlainScope, tmp_path: Path) -> N
     environment = scope.place(_mode=scope.mode, read_paths=(victim,))
     async with client(scope, environment) as c:
         denied(await assault(c, WRITES, VICTIM=str(victim)))
-        await c.sandbox.pass_file(victim)
+        await c.sandbox.pass_file(opening(victim))
         passed = "FD = [int(n) for n in os.listdir('/proc/self/fd') if os.path.isfile('/proc/self/fd/' + n)][0]"
         assert await c.attempt(passed) is None
         await assault(c, METADATA, VICTIM=str(victim))

@@ -14,7 +14,7 @@ from pathlib import Path
 import anyio
 import anyio.lowlevel
 import pytest
-from local_support import CAP, COMETS, DAEMONS, Client, PlainScope, client, marked, mode_or_skip, until
+from local_support import CAP, COMETS, DAEMONS, Client, PlainScope, client, marked, mode_or_skip, opening, until
 
 from asyncrlm.environments import Settings
 from asyncrlm.environments.local import LocalEnvironment
@@ -81,7 +81,7 @@ async def test_a_cell_runs_and_nothing_is_left(no_leaks: None, temporary: Path) 
         with pytest.raises(anyio.BrokenResourceError):
             await sandbox.send(b"x")
         with pytest.raises(anyio.BrokenResourceError):
-            await sandbox.pass_file(Path(__file__))
+            await sandbox.pass_file(opening(Path(__file__)))
     assert os.listdir(temporary) == []
 
 
@@ -120,13 +120,13 @@ async def test_files_are_put_and_passed(no_leaks: None, tmp_path: Path) -> None:
                 await c.sandbox.put_file(name, [])
         with pytest.raises(FileExistsError):
             await c.sandbox.put_file("data", [])
-        await c.sandbox.pass_file(tmp_path / "mine")
+        await c.sandbox.pass_file(opening(tmp_path / "mine"))
         frame = {"t": "load", "id": 1, "name": "context", "form": "text", "descriptor": True}
         await c.sandbox.send(json.dumps(frame).encode() + b"\n")
         assert (await c.frame()).get("error") is None
         assert await c.run("print(context)") == "passed\n"
         with pytest.raises(FileNotFoundError):
-            await c.sandbox.pass_file(tmp_path / "none")
+            await c.sandbox.pass_file(opening(tmp_path / "none"))
 
 
 async def test_user_folder_is_written_and_stays(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.lowlevel
 import pytest
-from local_support import CAP, Client, PlainScope, client, until
+from local_support import CAP, Client, PlainScope, client, opening, until
 
 from asyncrlm.environments import Settings, local_sandbox, local_template
 from asyncrlm.environments.local import LocalEnvironment
@@ -308,7 +308,7 @@ async def test_a_full_channel_waits_and_breaks_with_its_worker(no_leaks: None) -
         with anyio.fail_after(CAP):
             async with anyio.create_task_group() as group:
                 group.start_soon(broken, c.sandbox.send, b"x" * 1_000_000)
-                group.start_soon(broken, d.sandbox.pass_file, Path(__file__))
+                group.start_soon(broken, d.sandbox.pass_file, opening(Path(__file__)))
                 await anyio.lowlevel.checkpoint()
                 c.sandbox.kill()
                 await d.sandbox.aclose()

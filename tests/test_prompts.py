@@ -112,6 +112,18 @@ def test_templates_can_be_replaced() -> None:
         ({"kind": "bytes", "size": 10}, "a bytes object, 10 bytes."),
         ({"kind": "list", "size": 10, "items": 3_000}, "a list, 3,000 items, 10 characters of text in all."),
         ({"kind": "Frame", "size": 10}, "of type Frame, 10 characters."),
+        ({"kind": "number", "type_name": "int", "size": 3}, "of type int, 3 characters."),
+        ({"kind": "set", "type_name": "frozenset", "size": 3, "items": 1}, "a frozenset, 1 item, 3 characters"),
+        (
+            {"kind": "record", "type_name": "Person", "size": 3, "items": 2, "first": ["'name'", "'age'"]},
+            "(a dict whose keys are attributes too), 2 fields, 3 characters of text in all. Its fields: 'name', 'age'.",
+        ),
+        ({"kind": "dict", "size": 3, "items": 9, "first": ["'a'", "5"]}, "text in all. Its first keys: 'a', 5, …."),
+        ({"kind": "file", "size": 10, "first": ["'a.txt'"]}, "10 bytes as a file. It is the file: 'a.txt'."),
+        (
+            {"kind": "documents", "size": 10, "items": 2, "first": ["'a.md'", "'b/c.md'"]},
+            "2 files, 10 bytes as files. Names: 'a.md', 'b/c.md'.",
+        ),
         ({"kind": "str", "size": 1, "names": ["context_0", "context_1"]}, "also in `context_0`, `context_1`."),
     ],
 )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import anyio.to_thread
 
 from ..errors import ConfigurationError
-from ..repl.context import json_text
+from ..repl.context import file_text, json_text
+from ..repl.files import HostFile, HostFiles
+from ..repl.worker.records import fields_of
 
 
 async def plain_text(prompt: Any, root_prompt: str | None, threads: anyio.CapacityLimiter) -> str:
@@ -28,19 +29,32 @@ async def plain_text(prompt: Any, root_prompt: str | None, threads: anyio.Capaci
 
 def _as_text(prompt: Any) -> str:
     """The text of a file or of bytes, other values as JSON, or as Python writes them where they have no JSON form."""
+    kind = type(prompt).__name__
     try:
-        if isinstance(prompt, Path):
-            return prompt.read_text("utf-8")
-        if isinstance(prompt, bytes):
-            return prompt.decode("utf-8")
+        if isinstance(prompt, HostFile):
+            return file_text(prompt)
+        if isinstance(prompt, HostFiles):
+            return "\n\n".join([f"# {file.name}\n\n{file_text(file)}" for file in prompt.files])
+        if isinstance(prompt, (bytes, bytearray, memoryview)):
+            return bytes(cast("bytes", prompt)).decode("utf-8")
+        value: Any = _plain(cast("object", prompt))
         try:
-            return json_text(prompt, ensure_ascii=False, default=str)
+            return json_text(value, ensure_ascii=False, default=_plain)
         except (TypeError, ValueError):  # keys that are no text, or a value that contains itself
             return repr(prompt)
     except Exception as error:
         raise ConfigurationError(
-            f"with max_depth=0 the prompt is sent as text, and this {type(prompt).__name__} has none: {error}"
+            f"with max_depth=0 the prompt is sent as text, and this {kind} has none: {error}"
         ) from error
+
+
+def _plain(value: Any) -> Any:
+    fields = fields_of(value)
+    if fields is not None:
+        return fields
+    if isinstance(value, (set, frozenset, range)):
+        return list(cast("set[Any]", value))
+    return cast("Any", value) if isinstance(value, (dict, list, tuple, int, float)) else str(value)
 
 
 _THOUGHTS = re.compile(r"\s*<think(?:ing)?>.*?(?:</think(?:ing)?>\s*|\Z)", re.DOTALL | re.IGNORECASE)

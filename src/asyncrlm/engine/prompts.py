@@ -127,13 +127,26 @@ def _model_line(index: int, name: str, window: int | None) -> str:
     return f"{what}: {window:,} tokens, about {window * _CHARACTERS_PER_TOKEN:,} characters, prompt and reply together."
 
 
+_DOCUMENTS = (
+    "a sequence of documents, each a str with a `.name` (one that is no UTF-8 text: bytes): `context[0]`, "
+    "`context[name]`, `context.names`, `for document in context`"
+)
+_IN_ALL = "characters of text in all"
 _KINDS = {
-    "str": ("a str", "characters"),
-    "file": ("a str", "bytes as a file"),
-    "bytes": ("a bytes object", "bytes"),
-    "dict": ("a dict", "characters of text in all"),
-    "list": ("a list", "characters of text in all"),
+    "str": ("a str", "characters", "items"),
+    "file": ("a str", "bytes as a file", "items"),
+    "bytes": ("a bytes object", "bytes", "items"),
+    "number": ("of type {type}", "characters", "items"),
+    "dict": ("a dict", _IN_ALL, "items"),
+    "list": ("a list", _IN_ALL, "items"),
+    "tuple": ("a tuple", _IN_ALL, "items"),
+    "set": ("a {type}", _IN_ALL, "items"),
+    "record": ("a record of type {type} (a dict whose keys are attributes too)", _IN_ALL, "fields"),
+    "documents": (_DOCUMENTS, "bytes as files", "files"),
 }
+"""Kind → what it is, what its size counts, what its count counts."""
+_FIRST = {"file": "It is the file", "record": "Its fields", "documents": "Names", "tuple": "Its items have names"}
+"""Kind → what its names are, where they are no keys."""
 
 
 def context_message(
@@ -143,21 +156,29 @@ def context_message(
     size: int,
     items: int | None = None,
     names: Sequence[str] = (),
+    type_name: str = "",
+    first: Sequence[str] = (),
     root_prompt: str | None = None,
 ) -> str:
     """What the context is, and what is asked.
 
     Args:
         prompts: The templates.
-        kind: "str", "bytes", "dict", "list", "file" (a str read from one), or the name of another type.
-        size: Characters of text; bytes of bytes or of a file.
-        items: Number of items of a dict or list.
+        kind: As of `ContextInfo`, or the name of another type.
+        size: Characters of text; bytes of bytes or of files.
+        items: Number of items, fields or files.
         names: All variables that hold a context, if there is more than `context`.
+        type_name: Its class, where the kind does not say it.
+        first: Its first keys, its fields, or the first names of files.
         root_prompt: The question, where it was given apart from the context.
     """
-    what, unit = _KINDS.get(kind, (f"of type {kind}", "characters"))
-    entries = "" if items is None else f"{items:,} items, "
+    what, unit, counted = _KINDS.get(kind, (f"of type {type_name or kind}", "characters", "items"))
+    what = fill(what, type=type_name)
+    entries = "" if items is None else f"{items:,} {counted if items != 1 else counted[:-1]}, "
     more = f" Contexts are also in {', '.join(f'`{name}`' for name in names)}." if len(names) > 1 else ""
+    if first:
+        rest = ", …" if items is not None and items > len(first) else ""
+        more += f" {_FIRST.get(kind, 'Its first keys')}: {', '.join(first)}{rest}."
     question = _question(prompts, root_prompt) or prompts.no_question
     text = fill(prompts.context, kind=what, size=f"{entries}{size:,} {unit}", more=more, question=question)
     return clean(text)

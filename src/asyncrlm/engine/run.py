@@ -13,13 +13,15 @@ from ..errors import ErrorThresholdExceededError, LimitError, LMError
 from ..lm.base import LMReply
 from ..lm.clients import ClientSpec
 from ..lm.pacing import reply_text
-from ..repl.context import ContextInfo, check_prompt_type, describe
+from ..repl.context import ContextInfo, check_prompt_type, describe, resolved
 from ..repl.raised import innermost
 from ..repl.resources import DepthScope
 from ..repl.session import CellOutcome, Session
+from ..repl.tool_desk import ToolDesk
 from ..repl.tools import HostTools
 from ..types import UsageSummary
 from . import prompts as words
+from .approval import Approval
 from .closing import Closing, RunResult
 from .conversation import Conversation
 from .parsing import parse_reply
@@ -69,7 +71,11 @@ class Run:
         self._session: Session | None = None
         self._conversation = conversation
         self._telling = Telling(tree, self.stamp)
-        self._turns = Turns(tree, root, self._telling, run_id=self.run_id, path=path)
+        hook = self._configuration.approve
+        self._approval = None
+        if hook is not None:
+            self._approval = Approval(hook, run_id=self.run_id, depth=depth, on_failure=self._telling.listener_failed)
+        self._turns = Turns(tree, root, self._telling, run_id=self.run_id, path=path, approval=self._approval)
         self._history = self._turns.history
         self._answers = Answers(shape, self._configuration.prompts, tree.scope.threads)
         self._closing = Closing(tree, self._turns, self._answers, depth=depth, root_prompt=root_prompt)
@@ -119,7 +125,7 @@ class Run:
             LMError: when the root model can't be asked.
             SandboxLost: when there is no place to run cells.
         """
-        context = await _described(self._prompt, self.tree)
+        context = await self._described()
         self._telling.run_started(self._root.model, context, self._root_prompt, self._tags)
         outcome: dict[str, Any] = {"stop_reason": "cancelled"}
         try:
@@ -138,6 +144,24 @@ class Run:
             raise
         finally:
             self._telling.run_finished(seconds=self.seconds, **outcome)
+
+    async def _described(self) -> ContextInfo:
+        """What the model is told of the prompt. Folders and large values take long to walk: not on the event loop."""
+        prompt, tree = self._prompt, self.tree
+        check_prompt_type(prompt)
+        if isinstance(prompt, str | bytes):
+            return describe(prompt)
+
+        def look() -> tuple[Any, ContextInfo]:
+            what = resolved(prompt)
+            return what, describe(what)
+
+        with anyio.CancelScope(deadline=tree.deadline):
+            self._prompt, info = await anyio.to_thread.run_sync(
+                look, abandon_on_cancel=True, limiter=tree.scope.threads
+            )
+            return info
+        raise tree.time_is_up()
 
     async def _plain(self) -> RunResult:
         """No depth for a REPL: the prompt goes to the model as it is."""
@@ -169,6 +193,12 @@ class Run:
         services = RunServices(tree, self.depth, self.run_id, self.path, stamp=self.stamp, start_child=self.run_child)
         settings: dict[str, Any] = {
             "tools": self._tools,
+            "desk": ToolDesk(
+                tree.scope.tool_threads,
+                counts=tree.tool_counts,
+                timeout=tree.limits.tool_timeout,
+                approve=None if self._approval is None else self._approval.tool,
+            ),
             "raise_errors": tree.limits.on_subcall_error == "raise",
             "show_values": tree.show_values,
             "on_tool": self._telling.tool_called,
@@ -221,8 +251,10 @@ class Run:
             words.context_message(
                 configuration.prompts,
                 kind=context.kind,
+                type_name=context.type,
                 size=context.size,
                 items=context.count,
+                first=context.names,
                 root_prompt=self._root_prompt,
             )
         )
@@ -320,13 +352,3 @@ class Run:
             return False
         self._result = RunResult(response=fit.text, parsed=fit.value, stop_reason="answer")
         return True
-
-
-async def _described(prompt: Any, tree: Tree) -> ContextInfo:
-    """What the model is told of the prompt. A large dict or list takes long to walk, so not on the event loop."""
-    check_prompt_type(prompt)
-    if isinstance(prompt, str | bytes):
-        return describe(prompt)
-    with anyio.CancelScope(deadline=tree.deadline):
-        return await anyio.to_thread.run_sync(describe, prompt, abandon_on_cancel=True, limiter=tree.scope.threads)
-    raise tree.time_is_up()

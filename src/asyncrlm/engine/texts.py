@@ -32,7 +32,7 @@ and short results, never the whole context. Blocks with any label but `repl` or 
 anything inside your thinking. Top-level `await` works.
 
 ## What a cell can use
-- `context`: the data. A str, bytes, list or dict; look before you assume.
+- `context`: the data. Its type is told below; look before you assume.
 - `llm_query(prompt, model=None)`: asks a model and returns its reply as a str. That model sees only the prompt you \
 pass, not `context`, not your variables, not this conversation. Put the question and the passage into every prompt.
 - `llm_query_batched(prompts, model=None)`: asks many prompts at the same time and returns the replies in the same \

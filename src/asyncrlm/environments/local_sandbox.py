@@ -195,8 +195,8 @@ class LocalSandbox(Sandbox):
                     left = left[file.write(left) :]
         return str(path)
 
-    async def pass_file(self, path: Path) -> None:
-        fd = await anyio.to_thread.run_sync(self._open_to_pass, path, limiter=self._threads)
+    async def pass_file(self, open_file: Callable[[], int]) -> None:
+        fd = await anyio.to_thread.run_sync(self._open_to_pass, open_file, limiter=self._threads)
         try:
             while True:
                 if self._closing:
@@ -215,22 +215,20 @@ class LocalSandbox(Sandbox):
         finally:
             os.close(fd)
 
-    def _open_to_pass(self, path: Path) -> int:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    def _open_to_pass(self, open_file: Callable[[], int]) -> int:
+        fd = open_file()
         if not (self._copies_passed and os.fstat(fd).st_uid == os.geteuid()):
             return fd
         # A descriptor comes with the host's mount, which is not read-only: through it the owner's mode and times could
         # be changed. So an owner's file is passed as an unnamed copy.
-        os.close(fd)
         copy = Path(self._files, f".pass-{os.urandom(8).hex()}")
-        self._make_folder()
         try:
-            shutil.copyfile(path, copy)
+            self._make_folder()
+            with open(fd, "rb") as source, copy.open("xb") as target:  # noqa: PTH123 - a descriptor
+                shutil.copyfileobj(source, target, CHUNK)
             return os.open(copy, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError as e:
-            if os.path.lexists(path):  # so it is the folder that went, with the worker
-                raise anyio.BrokenResourceError from e
-            raise
+        except FileNotFoundError as e:  # the folder went, with the worker
+            raise anyio.BrokenResourceError from e
         finally:
             copy.unlink(missing_ok=True)
 

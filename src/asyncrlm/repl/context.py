@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import decimal
 import io
 import json
 import pickle
-import stat
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from msgspec import Struct
 
 from ..errors import ConfigurationError
+from .files import HostFile, HostFiles, found, found_all
 from .worker import codec
+from .worker.records import fields_of
 
 MAX_PATH_BYTES = 256 * 1024 * 1024
-"""Largest text file that can be given as a path: it becomes a `str` in the worker."""
+"""Largest text file that can be given as a path: it becomes a `str` in the worker. Also all files of a folder."""
 INLINE = 256 * 1024
 """Up to so many characters of text, or bytes, travel in the frame itself: a file costs more than it saves."""
 INLINE_JSON = 1024 * 1024
 SLICE = 4 * 1024 * 1024
 """Characters or bytes made ready at a time, so that no second copy of a large value is ever held."""
-MOST_NAMES = 50
+MOST_NAMES = 20
+_LONGEST_NAME = 80
+_LONG_INT = 10_000
+"""Bits beyond which Python refuses to write an int in digits."""
 
 SUPPORTED = (
-    "a str, bytes, a dict or list of plain data (None, bool, numbers, str, bytes, dates, and list, tuple, set, dict of "
-    "these), or a pathlib.Path to a text file"
+    "a str, bytes, a number or date, a dict, list, tuple or set of plain data, a dataclass, msgspec.Struct or pydantic "
+    "model of it, or a pathlib.Path to a text file, a folder or a pattern such as docs/*.md, or a list of such paths"
 )
 
-Kind = Literal["str", "bytes", "dict", "list", "file", "value"]
+Kind = Literal["str", "bytes", "number", "dict", "list", "tuple", "set", "record", "file", "documents", "value"]
 
 
 class ContextInfo(Struct, frozen=True, kw_only=True):
@@ -37,33 +44,46 @@ class ContextInfo(Struct, frozen=True, kw_only=True):
 
     kind: Kind
     size: int
-    """Characters of a str, bytes of bytes or of a file; for other values the characters of all text in them."""
+    """Characters of a str, bytes of bytes or of files; for other values the characters of all text in them."""
     count: int | None = None
-    """Items of a dict or list; None for the rest."""
+    """Items, fields or files of what has any; None for the rest."""
     names: tuple[str, ...] = ()
-    """The first keys of a dict, or the name of a file."""
+    """The first keys of a dict, the fields of a record, the names of files; as a cell would write them."""
+    type: str = ""
+    """The class, where the kind does not say it."""
 
 
 class LoadPlan(Struct, frozen=True, kw_only=True):
-    """How one variable gets to a worker, any number of times. One of `value`, `content` and `path` is given."""
+    """How one variable gets to a worker, any number of times. One of `value`, `content`, `file`, `files` is given."""
 
     name: str
-    form: Literal["text", "bytes", "json", "pickle"]
+    form: Literal["text", "bytes", "json", "pickle", "documents", "code"]
     value: Any = None
     """The codec's form of a small value, sent in the frame."""
     content: str | bytes | None = None
     """Text or bytes for a file, encoded as it is written."""
-    path: Path | None = None
-    """A file of the host."""
+    file: HostFile | None = None
+    files: HostFiles | None = None
     also: str | None = None
     """Another name for the same value."""
 
+    @property
+    def inline(self) -> bool:
+        """Whether the value is in the frame."""
+        return self.content is None and self.file is None and self.files is None
+
     def chunks(self) -> Iterator[bytes]:
-        """The bytes of the file in the sandbox, made slice by slice."""
-        if self.path is not None:
-            with self.path.open("rb") as file:
-                while data := file.read(SLICE):
-                    yield data
+        """The bytes of the file in the sandbox, made slice by slice.
+
+        Raises:
+            ConfigurationError, OSError: for a file of the host that can't be read, or is another than it was.
+        """
+        if self.file is not None:
+            yield from _contents(self.file)
+        elif self.files is not None:
+            yield _index(self.files)
+            for file in self.files.files:
+                yield from _exactly(file)
         elif isinstance(self.content, str):
             # A str is sliced between code points, and each lone surrogate is one: the slices join exactly.
             for start in range(0, len(self.content), SLICE):
@@ -73,36 +93,119 @@ class LoadPlan(Struct, frozen=True, kw_only=True):
                 yield self.content[start : start + SLICE]
 
 
+def _contents(file: HostFile) -> Iterator[bytes]:
+    with open(file.open(), "rb", buffering=0) as opened:  # noqa: PTH123 - a descriptor
+        while data := opened.read(SLICE):
+            yield data
+
+
+def file_text(file: HostFile) -> str:
+    """All of a text file.
+
+    Raises:
+        ConfigurationError, OSError, UnicodeDecodeError: if it can't be read, or is no UTF-8 text.
+    """
+    return b"".join(_contents(file)).decode("utf-8")
+
+
+def _index(files: HostFiles) -> bytes:
+    index = [[codec.encode(file.name), file.size] for file in files.files]
+    return json.dumps(index, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def _exactly(file: HostFile) -> Iterator[bytes]:
+    size = 0
+    for data in _contents(file):
+        size += len(data)
+        yield data
+    if size != file.size:
+        raise ConfigurationError(f"the file {str(file.path)!r} changed while it was loaded: it had {file.size:,} bytes")
+
+
+_NUMBERS = (int, float, complex, decimal.Decimal)
+_CONTAINERS = (dict, list, tuple, set, frozenset)
+_OTHERS = (dt.date, dt.time, dt.timedelta, uuid.UUID, range)
+
+
 def check_prompt_type(value: Any) -> None:
     """Whether `value` may be the prompt of a run.
 
     Raises:
         ConfigurationError: if not; the message names what may.
     """
-    if not isinstance(value, (str, bytes, dict, list, Path)):
+    known = (str, bytes, bytearray, memoryview, Path, *_NUMBERS, *_CONTAINERS, *_OTHERS)
+    if not isinstance(value, known) and fields_of(value) is None:
         raise _unsupported("the prompt", value)
 
 
+def resolved(value: Any) -> Any:
+    """`value`, or the files that it leads to. Looks at folders: call it in a thread.
+
+    Raises:
+        ConfigurationError: for paths that can't be a context.
+    """
+    if isinstance(value, Path):
+        what: Any = found(value)
+    elif isinstance(value, (list, tuple)) and value and all(isinstance(item, Path) for item in cast("Any", value)):
+        what = found_all(cast("list[Path]", value))
+    else:
+        return cast("Any", value)
+    if what.size > MAX_PATH_BYTES:
+        raise ConfigurationError(
+            f"{str(cast('object', value))[:500]!r} has {what.size:,} bytes; as paths at most {MAX_PATH_BYTES:,} are "
+            "possible. Split it, or pass a part of it as a str."
+        )
+    return what
+
+
 def describe(value: Any) -> ContextInfo:
-    """What to tell about `value`. Looks at a file's size, at no content.
+    """What to tell about `value`. Looks at files' sizes, at no content.
 
     Raises:
         ConfigurationError: for a path that can't be a context.
     """
+    value = resolved(value)
     if isinstance(value, str):
         return ContextInfo(kind="str", size=len(value))
     if isinstance(value, (bytes, bytearray)):
         return ContextInfo(kind="bytes", size=len(value))
-    if isinstance(value, Path):
-        return ContextInfo(kind="file", size=_file_size(value), names=(value.name,))
-    if isinstance(value, Mapping):
-        keys = cast("Mapping[Any, Any]", value)
-        names = tuple(str(key)[:80] for key, _ in zip(keys, range(MOST_NAMES), strict=False))
-        return ContextInfo(kind="dict", size=_text_size(keys), count=len(keys), names=names)
+    if isinstance(value, memoryview):
+        return ContextInfo(kind="bytes", size=cast("memoryview[Any]", value).nbytes)
+    if isinstance(value, HostFile):
+        return ContextInfo(kind="file", size=value.size, names=_names([value.name]))
+    if isinstance(value, HostFiles):
+        names = _names([file.name for file in value.files[:MOST_NAMES]])
+        return ContextInfo(kind="documents", size=value.size, count=len(value.files), names=names)
+    size, kind = _text_size(value), type(value).__name__
+    if isinstance(value, _NUMBERS):
+        return ContextInfo(kind="number", size=size, type=kind)
+    if isinstance(value, dict):
+        keys = cast("dict[Any, Any]", value)
+        return ContextInfo(kind="dict", size=size, count=len(keys), names=_names(keys))
     if isinstance(value, list):
-        items = cast("list[Any]", value)
-        return ContextInfo(kind="list", size=_text_size(items), count=len(items))
-    return ContextInfo(kind="value", size=_text_size(value))
+        return ContextInfo(kind="list", size=size, count=len(cast("list[Any]", value)))
+    if isinstance(value, (set, frozenset)):
+        return ContextInfo(kind="set", size=size, count=len(cast("set[Any]", value)), type=kind)
+    if isinstance(value, tuple):
+        row = cast("Any", value)
+        fields = getattr(row, "_fields", ())
+        return ContextInfo(kind="tuple", size=size, count=len(row), names=_names(fields), type=kind if fields else "")
+    if (record := fields_of(value)) is not None:
+        return ContextInfo(kind="record", size=size, count=len(record), names=_names(record), type=kind)
+    return ContextInfo(kind="value", size=size, type=kind)
+
+
+def _names(keys: Any) -> tuple[str, ...]:
+    shown: list[str] = []
+    for key in keys:
+        if len(shown) == MOST_NAMES:
+            break
+        short: Any = key[:_LONGEST_NAME] if isinstance(key, (str, bytes)) else key
+        try:
+            shown.append(repr(short)[: _LONGEST_NAME + 10])
+        except Exception:  # noqa: BLE001 -- an int of too many digits, or a class of the caller's
+            shown.append(f"<{type(short).__name__}>")
+    return tuple(shown)
 
 
 def plan_load(name: str, value: Any, *, tool: bool = False) -> LoadPlan:
@@ -110,33 +213,36 @@ def plan_load(name: str, value: Any, *, tool: bool = False) -> LoadPlan:
 
     Args:
         name: The variable.
-        value: What `SUPPORTED` names, or any plain data.
+        value: What `SUPPORTED` names, what `resolved` made of it, or any plain data.
         tool: Whether it is a value of `custom_tools`: a path then is a path, and what the codec refuses is pickled
             (host → worker only).
 
     Raises:
         ConfigurationError: for what can't be loaded; the message names the offending item.
     """
+    if not tool:
+        value = resolved(value)
     if isinstance(value, str):
         text = str.__str__(value)
         if len(text) <= INLINE:
             return LoadPlan(name=name, form="json", value=codec.encode(text))
         return LoadPlan(name=name, form="text", content=text)
-    if isinstance(value, (bytes, bytearray)):
-        data = bytes(value)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        data = bytes(cast("Any", value))
         if len(data) <= INLINE:
             return LoadPlan(name=name, form="json", value=codec.encode(data))
         return LoadPlan(name=name, form="bytes", content=data)
-    if isinstance(value, Path) and not tool:
-        _file_size(value)
-        return LoadPlan(name=name, form="text", path=value.absolute())
+    if isinstance(value, HostFile):
+        return LoadPlan(name=name, form="text", file=value)
+    if isinstance(value, HostFiles):
+        return LoadPlan(name=name, form="documents", files=value)
     try:
-        encoded = codec.encode(value, name)
+        encoded = codec.encode(value, name, strict=tool)
         text = json_text(encoded, separators=(",", ":"))
     except Exception as error:
         if tool:
             return LoadPlan(name=name, form="pickle", content=_pickled(name, value))
-        if isinstance(value, (dict, list)):
+        if isinstance(value, _CONTAINERS) or fields_of(value) is not None:
             raise ConfigurationError(f"{error}. {name} may be {SUPPORTED}.") from error
         raise _unsupported(name, value) from error
     if len(text) <= INLINE_JSON:
@@ -174,26 +280,6 @@ def _unsupported(what: str, value: Any) -> ConfigurationError:
     )
 
 
-def _file_size(path: Path) -> int:
-    """Bytes of a text file that can be a context.
-
-    Raises:
-        ConfigurationError: if it is none.
-    """
-    try:
-        status = path.stat()
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"the file {str(path)!r} can't be read: {error}") from error
-    if not stat.S_ISREG(status.st_mode):
-        raise ConfigurationError(f"{str(path)!r} is no regular file; a path must lead to a text file")
-    if status.st_size > MAX_PATH_BYTES:
-        raise ConfigurationError(
-            f"{str(path)!r} has {status.st_size:,} bytes; as a path at most {MAX_PATH_BYTES:,} are possible. "
-            "Split it, or pass a part of it as a str."
-        )
-    return status.st_size
-
-
 def _text_size(value: Any) -> int:
     """Characters of all text in nested plain data; each container once, so that one holding itself ends too."""
     total = 0
@@ -203,13 +289,18 @@ def _text_size(value: Any) -> int:
         item = stack.pop()
         if isinstance(item, (str, bytes)):
             total += len(item)
-        elif isinstance(item, (dict, list, tuple, set, frozenset)):
+        elif isinstance(item, _CONTAINERS):
             container = cast("Any", item)
             if id(container) not in seen:
                 seen.add(id(container))
                 stack.extend(container)
                 if isinstance(item, dict):
                     stack.extend(cast("dict[Any, Any]", item).values())
-        elif item is not None:
-            total += len(str(item)) if isinstance(item, (int, float)) else 0
+        elif isinstance(item, int) and item.bit_length() > _LONG_INT:
+            total += item.bit_length() * 3 // 10
+        elif isinstance(item, (*_NUMBERS, *_OTHERS)):
+            total += len(str(item))
+        elif item is not None and id(item) not in seen and (fields := fields_of(item)) is not None:
+            seen.add(id(item))
+            stack.extend(fields.values())
     return total

@@ -27,6 +27,7 @@ from .messages import (
     Ready,
     Reply,
 )
+from .room import Room
 from .sandbox import Exit, Printed, Report, Sandbox
 
 START_TIMEOUT = 60.0
@@ -47,6 +48,11 @@ class Link:
     def __init__(self, sandbox: Sandbox) -> None:
         self.sandbox = sandbox
         self.channel = Channel(sandbox, self)
+        self.room = Room(lambda: self.channel.unsent)
+        """Of tools' results on their way to the worker."""
+        self.channel.on_sent = self.room.look
+        self.hidden: set[str] = set()
+        """Functions of objects that are in the worker themselves: none of its cells calls these on the host."""
         self.report: Report = sandbox.report
         self.ready = anyio.Event()
         self.ended = anyio.Event()
@@ -203,19 +209,19 @@ class Link:
         self.changed = anyio.Event()
         self._load_error = None
         try:
-            if plan.path is not None and self.sandbox.passes_files:
+            if plan.file is not None and self.sandbox.passes_files:
                 frame.descriptor = True
                 self.channel.begin_load(number)
-                await self.channel.send_with_file(frame, plan.path)
+                await self.channel.send_with_file(frame, plan.file.open)
             else:
-                if plan.path is None and plan.content is None:
+                if plan.inline:
                     frame.value = plan.value
                 else:
                     frame.path = await self.sandbox.put_file(f"load-{number}", plan.chunks())
                 self.channel.begin_load(number)
                 self.channel.send(frame)
             await self.changed.wait()
-        except OSError as error:
+        except (OSError, ConfigurationError) as error:
             self.kill(f"{plan.name} could not be loaded")
             raise ConfigurationError(f"{plan.name}: {error}") from error
         except anyio.BrokenResourceError:

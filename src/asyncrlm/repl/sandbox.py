@@ -8,7 +8,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractAsyncContextManager
-from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from msgspec import Struct, field
@@ -133,10 +132,11 @@ class Sandbox(ABC):
         `chunks` may be slow to make (encoding of a large text): it is consumed in a worker thread where it matters.
         """
 
-    async def pass_file(self, path: Path) -> None:
-        """Hand an open, read-only descriptor of `path` to the worker, ahead of the next bytes sent.
+    async def pass_file(self, open_file: Callable[[], int]) -> None:
+        """Hand the descriptor that `open_file` gives to the worker, ahead of the next bytes sent.
 
-        Only where `passes_files`. The worker takes descriptors in the order they were passed.
+        Only where `passes_files`. The worker takes descriptors in the order they were passed. `open_file` is called in
+        a worker thread; it opens a file for reading, and what it raises is raised.
         """
         raise NotImplementedError
 

@@ -8,6 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from . import codec
+from .documents import Documents
 
 if TYPE_CHECKING:
     from collections import deque
@@ -51,6 +52,8 @@ def _read(fd: int, form: str, own: bool) -> Any:
     except (ValueError, OSError):  # empty, or nothing that can be mapped
         with open(fd, "rb", closefd=False) as file:
             data = file.read()
+    if form == "documents":
+        return Documents(data)
     try:
         if form == "text":
             # What the host encoded may hold lone surrogates; a user's own file is UTF-8 or refused.

@@ -10,6 +10,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any, cast
 
+from .records import Record, record_type
 from .replies import Text, Texts
 
 if TYPE_CHECKING:
@@ -78,6 +79,9 @@ class _Writer:
             self.container(value, *_BRACKETS[kind])
         elif kind is Texts:
             self.container(value, "[", "]")
+        elif kind is Record:
+            self.put(record_type(value))
+            self.container(dict(value), "{", "}")
         elif isinstance(value, (str, bytes, bytearray)) and len(value) > self.left:
             self.put(repr(value[: self.left]))
             raise _FullError
