@@ -53,6 +53,11 @@ def _found(name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
+def kernel() -> Environment:
+    """The kernel of this interpreter, which Jupyter knows by itself."""
+    return environment("ipython", {"kernel": "python3"})
+
+
 class Docker(EnvironmentConformance):
     """In containers of an engine that the tests start."""
 
@@ -66,6 +71,7 @@ class Docker(EnvironmentConformance):
 PLACES = {
     "Local": place("asyncrlm.environments.local:LocalEnvironment"),
     "IPython": place("asyncrlm.environments.ipython:IPythonEnvironment", needs="IPython"),
+    "Kernel": place("tests.conformance_environments:kernel", needs="ipykernel", backends=("asyncio",)),
     "Docker": Docker,
     "Modal": place("tests.vendors:modal", needs="modal", backends=("asyncio",)),
     "Daytona": place("tests.vendors:daytona", needs="daytona", backends=("asyncio",), pytestmark=[*SDK_WARNINGS]),

@@ -18,6 +18,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 SURFACE = {
     "AsyncRLM", "RLM", "Repl", "RLMLogger", "Environment", "LocalEnvironment",
+    "RemoteEnvironment", "Machine", "Confinement", "Sandbox", "Scope", "Settings", "Report", "Printed",
     "RLMChatCompletion", "UsageSummary", "ModelUsageSummary", "REPLResult",
     "ApprovalRequest", "LMClient", "LMRequest", "LMReply", "LMUsage", "Message", "Pacer",
     "RLMError", "ConfigurationError", "LimitError", "BudgetExceededError", "TimeoutExceededError",

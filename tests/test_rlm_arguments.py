@@ -43,7 +43,7 @@ WRONG: dict[str, tuple[list[Any], str]] = {
     "orchestrator": ([1, "no", None, Odd()], "orchestrator must be True or False"),
     "verbose": ([1, "no", None, Odd()], "verbose must be True or False"),
     "persistent": ([1, "no", None, Odd()], "persistent must be True or False"),
-    "compaction": ([1, "no", None, Odd()], "compaction must be True or False"),
+    "compaction": ([1, "no", None, Odd(), len], "compaction must be True or False"),
     "compaction_threshold_pct": (
         ["0.5", 0, 85, True, None, Odd()],
         "compaction_threshold_pct must be a number above 0",

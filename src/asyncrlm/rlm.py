@@ -21,6 +21,7 @@ from .engine.settings import (
     DEFAULT_MAX_ITERATIONS,
     DEFAULT_SUBCALL_TIMEOUT,
     DEFAULT_TOOL_TIMEOUT,
+    Compactor,
     LimitsMode,
     OnLimit,
     OnSubcallError,
@@ -57,6 +58,10 @@ class AsyncRLM:
         max_iterations: Turns of one run.
         persistent: Whether completions keep one REPL between them, as of a `session()` that lasts as long as the block
             of `async with`, which is then needed. They wait for one another.
+        compaction: Whether a history that nears the root model's window is summarised by that model, of children too;
+            all messages stay in the REPL as `history`. Or what makes the summary: `async def f(messages, ask) -> str`,
+            where `await ask(messages)` asks the root model under the limits of the run.
+        compaction_threshold_pct: Share of the window at which it is done.
         custom_system_prompt: Replaces the system prompt; `{custom_tools_section}` marks where tools are described.
         orchestrator: Whether the system prompt advises to delegate to sub-models.
         user_prologue: Said to the root model before its first turn.
@@ -108,7 +113,7 @@ class AsyncRLM:
         orchestrator: bool = True,
         user_prologue: str | None = None,
         persistent: bool = False,
-        compaction: bool = False,
+        compaction: bool | Compactor = False,
         compaction_threshold_pct: float = DEFAULT_COMPACTION_THRESHOLD_PCT,
         custom_tools: Mapping[str, Any] | None = None,
         custom_sub_tools: Mapping[str, Any] | None = None,

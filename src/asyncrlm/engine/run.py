@@ -224,6 +224,7 @@ class Run:
         with anyio.CancelScope(deadline=self._closing.loop_deadline()) as scope:
             await begin()
             self._session = session
+            self._turns.compacts("history_0" if self._conversation is None else self._conversation.history_name)
             try:
                 await self._loop(session)
             except LimitError as error:
@@ -280,11 +281,7 @@ class Run:
         tree, callbacks = self.tree, self._configuration.callbacks
         turn = self._turns.begin()
         await tree.callback(callbacks.on_iteration_start, self.depth, turn)
-        self._history.user(
-            words.turn_message(self._configuration.prompts, turn=turn, max_turns=tree.limits.max_iterations)
-        )
-        self._closing.hold_back()
-        reply = await self._turns.ask()
+        reply = await self._reply(session, turn)
         if reply.text.strip():
             self._empty_replies = 0
             self._history.assistant(reply.text)
@@ -293,6 +290,25 @@ class Run:
             self._reply_was_empty(reply)
         seconds = self._turns.end()
         await tree.callback(callbacks.on_iteration_complete, self.depth, turn, seconds)
+
+    async def _reply(self, session: Session, turn: int) -> LMReply:
+        """The reply of a turn, the history compacted first where it must be."""
+        compaction = self._turns.compaction
+        if compaction is not None and compaction.is_due:
+            await compaction.compact(session)
+        try:
+            return await self._ask(turn)
+        except LMError as error:
+            if error.kind != "too_long" or compaction is None or not compaction.can_help:
+                raise
+        await compaction.compact(session)
+        return await self._ask(turn)
+
+    async def _ask(self, turn: int) -> LMReply:
+        most = self.tree.limits.max_iterations
+        self._history.user(words.turn_message(self._configuration.prompts, turn=turn, max_turns=most))
+        self._closing.hold_back()
+        return await self._turns.ask()
 
     def _reply_was_empty(self, reply: LMReply) -> None:
         self._empty_replies += 1

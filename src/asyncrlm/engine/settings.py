@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from numbers import Integral, Real
-from typing import Any, Final, Literal, cast, get_args
+from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 import msgspec
 from msgspec import Struct
@@ -130,6 +130,12 @@ def _shown(value: Any) -> str:
     return f"a value of type {type(value).__name__}"
 
 
+Ask: TypeAlias = Callable[[list[dict[str, str]]], Awaitable[str]]
+"""Asks the root model with messages of "role" and "content", under the limits of the run. Returns its text."""
+Compactor: TypeAlias = Callable[[list[dict[str, str]], Ask], Awaitable[str]]
+"""Makes one text of a history that nears the window: `async def f(messages, ask) -> str`."""
+
+
 class Callbacks(Struct, frozen=True, kw_only=True):
     """The reference's callbacks, each a function or a coroutine function."""
 
@@ -161,6 +167,10 @@ class Configuration(Struct, frozen=True, kw_only=True):
     logger: Any
     verbose: bool
     persistent: bool
+    compactor: Compactor | None
+    """Makes one text of a history that nears the window; None: none is made."""
+    compaction_threshold: float
+    """Share of the window at which it is asked."""
     pacer: Pacer | Mapping[str, Pacer] | None
     tenant: str | None
     replies: CacheSettings | None
