@@ -18,7 +18,7 @@ from lm_serving import KEY, ask, timeless
 from asyncrlm.errors import ConfigurationError, LMError
 from asyncrlm.lm.base import LMClient, LMReply, LMRequest, LMUsage, Message
 from asyncrlm.lm.clients import client_spec
-from asyncrlm.lm.pacing.pacer import reply_text
+from asyncrlm.lm.pacing import reply_text
 from asyncrlm.testing import FakeReply, FakeRequest
 
 pytestmark = pytest.mark.anyio

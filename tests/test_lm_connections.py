@@ -26,9 +26,9 @@ from asyncrlm.lm.clients import client_spec
 from asyncrlm.lm.http.pool import MAX_CONNECTIONS
 from asyncrlm.lm.openai.client import OpenAIClient
 from asyncrlm.lm.openai.spec import REFUSED_SDK_KWARGS, SDK_KWARGS
+from asyncrlm.lm.pacing import Pacer
 from asyncrlm.lm.pacing.gate import Gate
 from asyncrlm.lm.pacing.limits import open_files_share
-from asyncrlm.lm.pacing.pacer import Pacer
 from asyncrlm.testing import FakeOpenAIServer, FakeReply
 
 if TYPE_CHECKING:

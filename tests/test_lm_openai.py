@@ -14,7 +14,7 @@ from lm_serving import KEY, ask, serving, spec_for, timeless
 from asyncrlm.errors import ConfigurationError, LMError
 from asyncrlm.lm.base import LMReply, LMRequest, LMUsage, Message
 from asyncrlm.lm.clients import client_spec
-from asyncrlm.lm.pacing.pacer import reply_text
+from asyncrlm.lm.pacing import reply_text
 from asyncrlm.testing import FakeOpenAIServer, FakeReply
 
 pytestmark = pytest.mark.anyio

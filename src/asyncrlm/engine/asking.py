@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import LMError
 from ..lm.base import LMReply, LMRequest, Message
 from ..lm.clients import ClientSpec
-from ..lm.pacing.pacer import reply_text
+from ..lm.pacing import reply_text
 from ..repl.broker import SubCall
 from .plain import strip_thinking
 

@@ -13,9 +13,10 @@ from ..environments import environment as make_environment
 from ..environments.units import parse_bytes
 from ..errors import ConfigurationError
 from ..lm.cache.asked import CacheMode, CacheSettings
-from ..lm.pacing.pacer import Pacer
+from ..lm.pacing import Pacer
 from ..lm.routing import Router
 from ..lm.spec import checked_sampling
+from ..mcp.server import checked_servers
 from ..repl.tools import HostTools
 from .compaction import by_summary
 from .prompts import DEFAULT_PROMPTS
@@ -74,6 +75,7 @@ def configure(*, unknown: Mapping[str, Any], **given: Any) -> Configuration:
         user_prologue=_text("user_prologue", given["user_prologue"]),
         tools=tools,
         sub_tools=tools if sub_tools is None else HostTools(sub_tools, "custom_sub_tools"),
+        servers=checked_servers(given["mcp_servers"]),
         approve=checked_function("approve", given["approve"]),
         callbacks=Callbacks(**{name: checked_function(name, given[name]) for name in Callbacks.__struct_fields__}),
         logger=_logger(given["logger"]),

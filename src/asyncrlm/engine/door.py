@@ -14,7 +14,7 @@ from ..lm.base import LMReply, LMRequest
 from ..lm.cache.asked import Asked, CacheSettings
 from ..lm.cache.replies import Seen, open_cache
 from ..lm.clients import ClientSpec
-from ..lm.pacing.pacer import Gate, Pacer
+from ..lm.pacing import Gate, Pacer
 from ..lm.pacing.sender import Sender
 from ..repl.resources import ResourceScope
 from .asking import fitting_bytes

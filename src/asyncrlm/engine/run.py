@@ -12,7 +12,8 @@ import anyio.to_thread
 from ..errors import ErrorThresholdExceededError, LimitError, LMError
 from ..lm.base import LMReply
 from ..lm.clients import ClientSpec
-from ..lm.pacing.pacer import reply_text
+from ..lm.pacing import reply_text
+from ..mcp.connections import with_servers
 from ..repl.context import ContextInfo, check_prompt_type, describe, resolved
 from ..repl.raised import innermost
 from ..repl.resources import DepthScope
@@ -189,6 +190,7 @@ class Run:
 
     async def _with_session(self, context: ContextInfo) -> RunResult:
         tree, conversation = self.tree, self._conversation
+        await self._join_servers()
         self._open_history(context)
         services = RunServices(tree, self.depth, self.run_id, self.path, stamp=self.stamp, start_child=self.run_child)
         settings: dict[str, Any] = {
@@ -218,6 +220,16 @@ class Run:
             return await self._to_the_end(session, begin)
         finally:
             conversation.end(self._turns.transcript())
+
+    async def _join_servers(self) -> None:
+        """The tools of servers are beside those of the root, and so with children that have these."""
+        tree, configuration = self.tree, self._configuration
+        if self._tools is not configuration.tools or not configuration.servers:
+            return
+        with anyio.CancelScope(deadline=tree.deadline) as scope:
+            self._tools = await with_servers(self._tools, configuration.servers, tree.scope)
+        if scope.cancelled_caught:
+            raise tree.time_is_up()
 
     async def _to_the_end(self, session: Session, begin: Callable[[], Awaitable[None]]) -> RunResult:
         limit: LimitError | None = None
