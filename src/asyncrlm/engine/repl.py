@@ -41,6 +41,7 @@ class Repl:
         environment: The name of a kind of place, or an `Environment`.
         environment_kwargs: Settings of the environment, if it is given by name.
         context: Bound to `context` in cells: what may be the prompt of a completion. It is never changed.
+        lazy: Whether a text file stays a file in cells, a `Text`, whatever its size; over 256 MB it always does.
         lm: What `llm_query` asks: a backend's name or "provider/model", an `LMClient`, or an
             `async def f(messages) -> str`. None: calls fail with a text that says so. `rlm_query` asks it too.
         custom_tools: Name → value or host callable, or name → {"tool": …, "description": …}.
@@ -58,6 +59,7 @@ class Repl:
         *,
         environment_kwargs: Mapping[str, Any] | None = None,
         context: Any = None,
+        lazy: bool = False,
         lm: str | LMClient | Callable[..., Awaitable[Any]] | None = None,
         custom_tools: Mapping[str, Any] | None = None,
         max_concurrent_requests: int = DEFAULT_MAX_CONCURRENT_REQUESTS,
@@ -69,7 +71,7 @@ class Repl:
         if context is not None:
             check_prompt_type(context)
             if isinstance(context, Path):
-                resolved(context)  # one that can't be read is told of here
+                resolved(context, lazy=lazy)  # one that can't be read is told of here
         limits = checked_limits(
             Limits(),
             {
@@ -78,7 +80,7 @@ class Repl:
                 "subcall_timeout": subcall_timeout,
             },
         )
-        self._context = context
+        self._context, self._lazy = context, lazy
         self._model = None if lm is None else Router(client_spec(lm))
         self._tools = HostTools(custom_tools)
         self._width = limits.max_concurrent_requests
@@ -105,7 +107,7 @@ class Repl:
             )
             self._session = await stack.enter_async_context(session)
             if self._context is not None:
-                await session.load("context", self._context)
+                await session.load("context", self._context, lazy=self._lazy)
             await session.ready()
             self._stack = stack.pop_all()
         self._state = "open"
@@ -118,15 +120,15 @@ class Repl:
         stack, self._stack = self._stack, None
         return None if stack is None else await stack.__aexit__(kind, error, traceback)
 
-    async def load(self, name: str, value: Any) -> None:
-        """Bind another context, such as "context_1". What it may be: as `context` of the constructor.
+    async def load(self, name: str, value: Any, *, lazy: bool = False) -> None:
+        """Bind another context, such as "context_1". The arguments are as `context` and `lazy` of the constructor.
 
         Raises:
             ConfigurationError: if the value can't be loaded, or cells have that name for something else.
             SandboxLost: if no worker can be had, or it dies of it.
         """
         check_context_name(name, self._tools)
-        await self._opened().load(name, value)
+        await self._opened().load(name, value, lazy=lazy)
 
     async def execute(self, code: str) -> REPLResult:
         """Run one cell. What it raises is in the result, what the host can't do is raised here.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any, Literal, Protocol, cast
 
 import anyio
@@ -86,6 +86,7 @@ class Broker:
         clock: CellClock,
         *,
         limiter: anyio.CapacityLimiter,
+        files: Callable[[Any, list[Any]], Awaitable[Any]] | None = None,
         retired: Collection[str] = (),
         on_tool: Callable[[ToolRecord], None] | None = None,
     ) -> None:
@@ -99,6 +100,7 @@ class Broker:
         self._tools = tools
         self._clock = clock
         self._limiter = limiter
+        self._files = files
         self._retired = retired
         self._on_tool = on_tool
         # anyio before 4.14 gives no handle to a task; there each call has a cancel scope of its own.
@@ -108,6 +110,8 @@ class Broker:
         self._waiting: dict[int, Call] = {}  # those of `_open` that have no task yet, in order
         self._tasks = 0
         self._answer = {"llm": self._answer_subcall, "rlm": self._answer_subcall, "tool": self._answer_tool}
+        if files is not None:
+            self._answer["file"] = self._answer_file
 
     def take(self, call: Call) -> None:
         """Start to serve a call. Does not wait.
@@ -227,6 +231,16 @@ class Broker:
         except ToolFailure as failure:
             return Reply(id=call.id, error=str(failure), kind=failure.kind, raises=True)
         return Reply(id=call.id, value=value)
+
+    # ---- files -------------------------------------------------------------------------------------------------------
+
+    async def _answer_file(self, call: Call) -> Reply:
+        try:
+            if self._files is None:
+                raise ValueError("there are no files")
+            return Reply(id=call.id, value=codec.encode(await self._files(call.name, codec.decode(call.args))))
+        except Exception as error:  # noqa: BLE001 -- whatever it is, it is the cell that asked
+            return Reply(id=call.id, error=str(error), kind="file")
 
 
 def _cancelled(number: int) -> Reply:
