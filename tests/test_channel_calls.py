@@ -17,6 +17,7 @@ from asyncrlm.repl.clock import CellClock
 from asyncrlm.repl.link import Link
 from asyncrlm.repl.messages import Execute
 from asyncrlm.repl.session import SubCall
+from asyncrlm.repl.tool_desk import ToolDesk
 from asyncrlm.repl.tools import HostTools
 
 pytestmark = pytest.mark.anyio
@@ -260,7 +261,7 @@ async def test_a_worker_that_takes_no_replies_runs_out_of_credit(direct: bool) -
             group.start_soon(link.run)
             await sandbox.outward.send(b'{"t":"ready","version":1,"python":"3"}\n')
             await link.ready.wait()
-            broker = Broker(group, link.reply, FunctionServices(), HostTools(), clock, limiter=anyio.CapacityLimiter(1))
+            broker = Broker(group, link.reply, FunctionServices(), HostTools(), clock, desk=ToolDesk(), room=link.room)
             link.begin_cell(1, "", broker)
             for number in range(200):  # each is answered at once, and its answer read
                 await sandbox.outward.send(call % number)

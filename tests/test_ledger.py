@@ -89,13 +89,15 @@ def test_unknown_cost_is_not_zero() -> None:
     assert not ledger.usage().complete
 
 
-def test_a_call_without_a_reservation_is_booked_as_large_as_one() -> None:
+def test_what_was_settled_elsewhere_is_booked_as_it_was() -> None:
     heard: list[Settlement] = []
-    ledger = Ledger(max_tokens=100, on_settle=heard.append)
-    ledger.charge(need(600, output_cap=20))
-    assert heard == [Settlement("m", 200, 20, 0, 0, 0.0004, True)]
-    assert ledger.tokens == 220
-    assert "0 in flight" in repr(ledger)
+    first, second = Ledger(), Ledger(max_tokens=100, on_settle=heard.append)
+    settled = [reserved(first, need(600, output_cap=20)).settle_estimated(), reserved(first, need()).settle(used(7, 3))]
+    for settlement in settled:
+        second.book(settlement)
+    assert heard == settled
+    assert (second.tokens, second.spent, second.usage()) == (first.tokens, first.spent, first.usage())
+    assert "0 in flight" in repr(second)
 
 
 def test_small_sums_add_up_exactly() -> None:

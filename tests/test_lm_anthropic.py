@@ -14,10 +14,12 @@ from lm_serving import KEY, ask
 
 from asyncrlm import AsyncRLM
 from asyncrlm.errors import LMError
+from asyncrlm.ledger import Price
 from asyncrlm.lm.anthropic_client import DEFAULT_MAX_TOKENS, OLDER_SAMPLING, SAMPLING, SAMPLING_VERSION
 from asyncrlm.lm.anthropic_spec import ANTHROPIC_KWARGS
 from asyncrlm.lm.base import LMRequest, Message
 from asyncrlm.lm.clients import client_spec
+from asyncrlm.lm.fallback import cost_of
 from asyncrlm.testing import FakeAnthropicServer, FakeReply
 
 from .helpers import submit
@@ -178,15 +180,15 @@ def test_the_sdk_takes_what_we_hand_on() -> None:
 
 
 def test_what_goes_into_the_cache_costs_more_and_more_for_an_hour() -> None:
-    def writes(sampling_args: dict[str, Any] | None = None, **kwargs: Any) -> float | None:
-        spec = client_spec("anthropic/claude-sonnet-4-5", {"api_key": KEY} | kwargs, sampling_args)
+    def writes(**kwargs: Any) -> tuple[float | None, float | None]:
+        spec = client_spec("anthropic/claude-sonnet-4-5", {"api_key": KEY} | kwargs)
         assert spec.price is not None
-        return spec.price.cache_write
+        return spec.price.cache_write, spec.price.cache_write_1h
 
-    assert writes() == 1.25 * 3
-    assert writes({"cache_control": {"type": "ephemeral", "ttl": "1h"}}) == 2 * 3
-    assert writes(price={"input": 3, "output": 15, "cache_write": 4}) == 4
-    assert writes(price=(3, 15)) is None
+    assert writes() == (1.25 * 3, 2 * 3)
+    assert writes(price={"input": 3, "output": 15, "cache_write": 4}) == (4, None)
+    assert writes(price={"input": 3, "output": 15, "cache_write_1h": 7}) == (None, 7)
+    assert writes(price=(3, 15)) == (None, None)
 
 
 async def test_a_run_pays_for_what_goes_into_the_cache() -> None:
@@ -196,3 +198,22 @@ async def test_a_run_pays_for_what_goes_into_the_cache() -> None:
         rlm = AsyncRLM("anthropic/claude-sonnet-4-5", backend_kwargs=kwargs, max_budget=1.0, limits="hard")
         result = await rlm.acompletion("CTX")
     assert result.usage_summary.total_cost == pytest.approx((100 * 3 + 1_000 * 3.75 + 10 * 15) / 1e6)
+
+
+async def test_what_is_kept_for_an_hour_is_told_apart_and_costs_twice_the_input() -> None:
+    usage = {
+        "input_tokens": 10,
+        "cache_creation_input_tokens": 90,
+        "cache_creation": {"ephemeral_5m_input_tokens": 30, "ephemeral_1h_input_tokens": 60},
+        "output_tokens": 0,
+    }
+    async with FakeAnthropicServer([FakeReply("x", usage=usage)] * 2) as server:
+        spec = client_spec("anthropic/claude-sonnet-4-5", {"base_url": server.base_url, "api_key": KEY})
+        async with spec.open() as client:
+            replies = [await client.acomplete(ask()), *[delta.reply async for delta in client.astream(ask())]]
+    assert spec.price == Price(3.0, 0.3, 15.0, cache_write=3.75, cache_write_1h=6.0)
+    for reply in (replies[0], replies[-1]):
+        assert reply is not None
+        said = reply.usage
+        assert (said.input_tokens, said.cache_write_tokens, said.cache_write_1h_tokens) == (100, 90, 60)
+        assert cost_of(spec.price, said) == pytest.approx((10 * 3 + 30 * 3.75 + 60 * 6) / 1e6)

@@ -200,7 +200,8 @@ async def test_a_cache_that_can_not_be_written_loses_no_reply(tmp_path: Path, mo
     def full(*_: Any, **__: Any) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(ReplyStore, "put", full)
+    for name in ("put", "cache"):
+        monkeypatch.setattr(ReplyStore, name, full)
     async with open_cache(CacheSettings(tmp_path, "cache")) as cache:
         assert (await once(cache, ScriptedLM(["paid for"]), asks())).text == "paid for"
     async with open_cache(CacheSettings(tmp_path, "record")) as cache:

@@ -7,9 +7,7 @@ from typing import Any
 
 import anyio
 import pytest
-from lm_serving import KEY
 
-from asyncrlm import AsyncRLM
 from asyncrlm.errors import ConfigurationError, LMError
 from asyncrlm.ledger import Price
 from asyncrlm.lm import catalog
@@ -17,13 +15,8 @@ from asyncrlm.lm.base import LMClient, LMReply, LMRequest, LMUsage, Message
 from asyncrlm.lm.callable import CallableClient
 from asyncrlm.lm.clients import client_spec
 from asyncrlm.lm.endpoints import PRESETS
-from asyncrlm.lm.fallback import FallbackClient, cost_of
 from asyncrlm.lm.routing import Router
-from asyncrlm.testing import FakeOpenAIServer, FakeReply, FakeRequest, ScriptedLM
-from asyncrlm.types import RateHints
-
-from .helpers import submit
-from .pacing_support import on_a_jumping_clock
+from asyncrlm.testing import ScriptedLM
 
 pytestmark = pytest.mark.anyio
 
@@ -121,130 +114,6 @@ async def test_a_client_object_is_used_as_it_is_and_not_closed() -> None:
         assert (client.model, client.account, client.needs_price) == (lm.model, lm.account, True)
     assert (lm.calls[0].sampling_args, lm.calls[0].output_cap) == ({"a": 1, "b": 2, "c": 3}, 4)
     assert closed == []
-
-
-def failing(kind: Any, **details: Any) -> ScriptedLM:
-    return ScriptedLM([LMError(f"{kind} failed", kind=kind, **details)] * 9, model=f"model-{kind}")
-
-
-async def test_the_next_one_answers_when_the_first_fails() -> None:
-    broken, works = failing("authentication"), ScriptedLM(["fine"], model="works")
-    spec = client_spec([broken, works, ScriptedLM([])])
-    assert (spec.model, spec.backend) == ("model-authentication", "fallback")
-    async with spec.open() as client:
-        reply = await client.acomplete(REQUEST)
-        assert (reply.text, reply.model) == ("fine", "works")
-        assert "model-authentication, works" in repr(client)
-        assert client.account.count("+") == 2
-
-
-def test_a_rate_limit_holds_up_only_the_model_that_has_it() -> None:
-    busy: list[str] = []
-
-    def limited(name: str, wait: float | None, count: int) -> ScriptedLM:
-        def answer(request: LMRequest) -> LMReply:
-            busy.append(name)
-            if busy.count(name) <= count:
-                raise LMError("slow down", kind="rate_limit", retryable=True, retry_after=wait)
-            return LMReply(text=name, rate=RateHints(requests_left=0, request_limit=1, requests_reset=60.0))
-
-        return ScriptedLM(answer, model=name)
-
-    async def main() -> None:
-        client = FallbackClient([limited("a", 20.0, 1), limited("b", None, 0)])
-        first = [await client.acomplete(REQUEST) for _ in range(3)]
-        assert ([reply.text for reply in first], busy) == (["b"] * 3, ["a", "b", "b", "b"])
-        assert first[0].rate is None
-        await anyio.sleep(20.1)
-        assert (await client.acomplete(REQUEST)).text == "a"
-        busy.clear()
-        both = FallbackClient([limited("a", 20.0, 1), limited("b", 5.0, 1)])
-        for waited in (0.0, 1.0, 3.0):
-            await anyio.sleep(waited)
-            with pytest.raises(LMError, match=r"slow down|no room for another") as caught:
-                await both.acomplete(REQUEST)
-            assert (caught.value.kind, caught.value.retryable, caught.value.charged) == ("rate_limit", True, False)
-            assert caught.value.retry_after == pytest.approx({0.0: 5.0, 1.0: 4.0, 3.0: 1.0}[waited])
-        await anyio.sleep(1.1)
-        assert (await both.acomplete(REQUEST)).text == "b"
-        assert busy == ["a", "b", "b"]
-
-    on_a_jumping_clock(main)
-
-
-async def test_runs_of_one_engine_know_of_each_others_refusals() -> None:
-    def refused(request: FakeRequest) -> FakeReply:
-        return FakeReply.fault(429, retry_after=60)
-
-    async with FakeOpenAIServer(refused) as busy, FakeOpenAIServer(lambda request: submit("1")) as free:
-        kwargs = [{"base_url": server.base_url, "model_name": "m", "api_key": KEY} for server in (busy, free)]
-        async with AsyncRLM(["vllm", "vllm"], backend_kwargs=kwargs) as rlm:
-            for _ in range(3):
-                assert (await rlm.acompletion("CTX")).response == "1"
-    assert (len(busy.requests), len(free.requests)) == (1, 3)
-
-
-async def test_a_request_that_is_wrong_is_not_passed_on() -> None:
-    spare = ScriptedLM(["never"])
-    with pytest.raises(LMError, match="bad_request"):
-        await FallbackClient([failing("bad_request"), spare]).acomplete(REQUEST)
-    assert spare.calls == []
-
-
-async def test_when_all_fail_each_is_heard() -> None:
-    busy = failing("rate_limit", retryable=True, retry_after=3.0)
-    slow = failing("timeout", retryable=True, retry_after=9.0, charged=True)
-    with pytest.raises(LMError, match=r"model-quota: quota failed; .*rate_limit failed; .*timeout failed") as caught:
-        await FallbackClient([failing("quota"), busy, slow]).acomplete(REQUEST)
-    error = caught.value
-    assert (error.kind, error.retryable, error.retry_after, error.charged) == ("rate_limit", True, 3.0, True)
-    with pytest.raises(LMError) as caught:
-        await FallbackClient([failing("quota"), failing("permission")]).acomplete(REQUEST)
-    assert (caught.value.kind, caught.value.retryable, caught.value.retry_after) == ("quota", False, None)
-    with pytest.raises(LMError) as caught:
-        await FallbackClient([busy, failing("server", retryable=True)]).acomplete(REQUEST)
-    assert caught.value.retry_after is None
-
-
-async def test_a_reply_is_priced_by_the_model_that_gave_it() -> None:
-    usage = LMUsage(input_tokens=1_000, cached_tokens=500, output_tokens=100)
-    cheap = ScriptedLM([LMReply(text="x", usage=usage)] * 2, model="cheap")
-    spec = client_spec(
-        [failing("server"), cheap], [{"price": (100, 100)}, {"price": {"input": 2, "output": 4, "cached": 1}}]
-    )
-    assert spec.price == Price(input=100, cached=100, output=100)
-    async with spec.open() as client:
-        cost = (await client.acomplete(REQUEST)).usage.cost
-    assert cost == pytest.approx((500 * 2 + 500 * 1 + 100 * 4) / 1e6)
-    assert cost_of(Price(1.0), LMUsage(input_tokens=10, cached_tokens=99)) == pytest.approx(10e-6)
-    written = LMUsage(input_tokens=100, cached_tokens=40, cache_write_tokens=50)
-    assert cost_of(Price(1.0, 0.1, cache_write=1.25), written) == pytest.approx((10 + 4 + 62.5) / 1e6)
-    assert cost_of(Price(1.0), written) == pytest.approx(100e-6)
-
-
-async def test_fallbacks_close_what_is_theirs_and_need_one_at_least() -> None:
-    closed: list[str] = []
-
-    class Closing(ScriptedLM):
-        async def aclose(self) -> None:
-            closed.append(self.model)
-
-    await FallbackClient([Closing([], model="a"), Closing([], model="b")]).aclose()
-    assert closed == ["a", "b"]
-    with pytest.raises(ValueError, match="at least one"):
-        FallbackClient([])
-
-
-def test_fallbacks_are_as_dear_as_the_dearest_and_as_short_as_the_shortest() -> None:
-    free, paid = ScriptedLM([]), ScriptedLM([], needs_price=True)
-    both = client_spec([free, paid], [{"context_window": 50}, {"price": (3, 4), "context_window": 40}])
-    assert (both.needs_price, both.price, both.window) == (True, Price(input=3, cached=3, output=4), 40)
-    writes = client_spec([paid, paid], [{"price": {"input": 2, "output": 1, "cache_write": 2.5}}, {"price": (3, 4)}])
-    assert writes.price == Price(input=3, cached=3, output=4, cache_write=3)
-    unknown = client_spec([free, paid])
-    assert (unknown.price, unknown.window) == (None, None)
-    assert client_spec([paid], [{"price": (3, 4)}]).backend == "ScriptedLM"
-    assert not client_spec([free, free], None).needs_price
 
 
 # --- routing ----------------------------------------------------------------------------------------------------------

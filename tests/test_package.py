@@ -19,7 +19,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 SURFACE = {
     "AsyncRLM", "RLM", "Repl", "RLMLogger", "Environment", "LocalEnvironment",
     "RLMChatCompletion", "UsageSummary", "ModelUsageSummary", "REPLResult",
-    "LMClient", "LMRequest", "LMReply", "LMUsage", "Message", "Pacer",
+    "ApprovalRequest", "LMClient", "LMRequest", "LMReply", "LMUsage", "Message", "Pacer",
     "RLMError", "ConfigurationError", "LimitError", "BudgetExceededError", "TimeoutExceededError",
     "TokenLimitExceededError", "SubcallLimitExceededError", "ErrorThresholdExceededError", "CancellationError",
     "SandboxLost", "ProtocolError", "LMError", "__version__",

@@ -15,7 +15,8 @@ from asyncrlm import ConfigurationError, Repl
 from asyncrlm.environments import environment
 from asyncrlm.repl.resources import ResourceScope
 from asyncrlm.repl.session import Session, ToolRecord
-from asyncrlm.repl.tools import RESERVED_NAMES, HostTools, ToolFailure
+from asyncrlm.repl.tool_desk import ToolDesk, ToolFailure
+from asyncrlm.repl.tools import RESERVED_NAMES, HostTools
 
 pytestmark = pytest.mark.anyio
 
@@ -51,6 +52,10 @@ def raising(kind: type[BaseException]) -> Any:
     return tool
 
 
+async def call(tool: Any, args: list[Any], desk: ToolDesk | None = None) -> Any:
+    return await (desk or ToolDesk()).call(HostTools({"f": tool}), "f", args, {})
+
+
 # ---- what may be a tool ----------------------------------------------------------------------------------------------
 
 
@@ -82,9 +87,9 @@ def test_values_and_callables_are_told_apart() -> None:
     for line in (
         "- `K`: int",
         "- `described`: list - the list",
-        "- `f(a: 'int', b: 'int' = 1) -> 'int'` - sums up",
-        "- `g(a: 'int', b: 'int' = 1) -> 'int'` - Adds, later.",
-        "- `thing(x: 'int') -> 'int'`",
+        "- `f(a: int, b: int = 1) -> int` - sums up",
+        "- `g(a: int, b: int = 1) -> int` - Adds, later.",
+        "- `thing(x: int) -> int`",
         "- `kind(",
     ):
         assert line in text
@@ -112,7 +117,7 @@ def test_values_and_callables_are_told_apart() -> None:
 )
 async def test_results(tool: Any, args: list[Any], result: Any) -> None:
     with anyio.fail_after(10):
-        assert await HostTools({"f": tool}).call("f", args, {}) == result
+        assert await call(tool, args) == result
 
 
 @pytest.mark.parametrize(
@@ -138,14 +143,14 @@ async def test_failures(tool: Any, kind: str, text: str) -> None:
             if function is later and kind in ("KeyboardInterrupt", "GeneratorExit", "StopIteration"):
                 continue  # of the loop itself, or impossible
             with pytest.raises(ToolFailure) as caught:
-                await HostTools({"f": function}).call("f", [], {})
+                await call(function, [])
             assert caught.value.kind == kind
             assert text in str(caught.value)
 
 
 async def test_arguments_that_are_no_values() -> None:
     with pytest.raises(ToolFailure, match="the arguments of f could not be read"):
-        await HostTools({"f": print}).call("f", [{"$": "lie", "v": 1}], {})
+        await call(print, [{"$": "lie", "v": 1}])
 
 
 async def test_a_plain_tool_is_left_behind_when_cancelled() -> None:
@@ -157,7 +162,7 @@ async def test_a_plain_tool_is_left_behind_when_cancelled() -> None:
 
     with anyio.fail_after(10):
         async with anyio.create_task_group() as group:
-            group.start_soon(HostTools({"f": slow}).call, "f", [], {})
+            group.start_soon(call, slow, [])
             await anyio.to_thread.run_sync(entered.wait)
             group.cancel_scope.cancel()
         leave.set()

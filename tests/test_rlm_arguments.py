@@ -53,10 +53,11 @@ WRONG: dict[str, tuple[list[Any], str]] = {
     "pacer": (["fast", 5, [], {"scripted": 5}, Odd()], "pacer must be a Pacer"),
     "tenant": ([5, [], Odd()], "tenant must be a str"),
     **{name: ([5, "", b"x", Odd()], f"{name} must be a folder") for name in ("cache", "record", "replay")},
+    "cache_size": (["much", 0, -1, 1.5, b"x", True], "use a number of bytes or a size"),
     "logger": ([5, "logs", RLMLogger, Odd()], "logger must be an RLMLogger"),
 } | {
     name: ([5, "print", Odd()], f"{name} must be a function or a coroutine function")
-    for name in ("on_subcall_start", "on_subcall_complete", "on_iteration_start", "on_iteration_complete")
+    for name in ("approve", "on_subcall_start", "on_subcall_complete", "on_iteration_start", "on_iteration_complete")
 }
 LIMITS: dict[str, tuple[list[Any], str]] = (
     {
@@ -69,7 +70,7 @@ LIMITS: dict[str, tuple[list[Any], str]] = (
     }
     | {
         name: ([-1, "3", [3], True, float("nan"), Odd()], f"{name} must be a number, 0 or more, or None")
-        for name in ("max_budget", "max_timeout", "subcall_timeout")
+        for name in ("max_budget", "max_timeout", "subcall_timeout", "tool_timeout")
     }
     | {
         "limits": (["firm", 5, None, [], Odd()], 'limits must be "soft" or "hard"'),

@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     )
     from .lm.pacing import Pacer as Pacer
     from .observe.jsonl import RLMLogger as RLMLogger
+    from .repl.approval import ApprovalRequest as ApprovalRequest
     from .rlm import AsyncRLM as AsyncRLM
     from .sync import RLM as RLM
     from .types import (
@@ -89,6 +90,7 @@ _HOMES = {
     "AsyncRLM": "rlm",
     "RLM": "sync",
     "Repl": "engine.repl",
+    "ApprovalRequest": "repl.approval",
     "RLMLogger": "observe.jsonl",
     "Environment": "environments",
     "LocalEnvironment": "environments.local",
@@ -118,6 +120,7 @@ _HOMES = {
 
 __all__ = [
     "RLM",
+    "ApprovalRequest",
     "AsyncRLM",
     "BudgetExceededError",
     "CancellationError",

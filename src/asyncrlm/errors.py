@@ -22,6 +22,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
+    from .money import ReportedUsage
     from .types import RateHints, UsageSummary
 
 LMErrorKind = Literal[
@@ -190,7 +191,7 @@ class LMError(RLMError):
         retryable: Whether the same request may succeed later.
         retry_after: Seconds the server asked to wait, where it did.
         charged: Whether the failed request may have been paid for: it was sent, and the reply was lost.
-        charged_before: How many earlier tries of the same request, by other models, failed so too.
+        usage: What a charged one used, where the provider said so.
         rate: What the provider said of its rate limits, where it did.
     """
 
@@ -203,7 +204,7 @@ class LMError(RLMError):
         retryable: bool = False,
         retry_after: float | None = None,
         charged: bool = False,
-        charged_before: int = 0,
+        usage: ReportedUsage | None = None,
         rate: RateHints | None = None,
         **details: Any,
     ) -> None:
@@ -213,5 +214,5 @@ class LMError(RLMError):
         self.retryable = retryable
         self.retry_after = retry_after
         self.charged = charged
-        self.charged_before = charged_before
+        self.usage = usage
         self.rate = rate

@@ -139,9 +139,18 @@ class SubcallFinished(Event, frozen=True, kw_only=True):
 
 
 class ToolCalled(Event, frozen=True, kw_only=True):
+    """A cell called a tool on the host, and it returned, raised, was refused or cancelled."""
+
     name: str
+    """"name.function" where the function of an object was called."""
+    args: list[Any] = field(default_factory=list[Any])
+    """As plain data: texts longer than 1,000 characters clipped, long containers cut. `kwargs` likewise."""
+    kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
     error: str | None = None
+    """Class and text of what the cell was raised: "PermissionError" if refused, "TimeoutError" if it took too long,
+    "cancelled" if its cell ended first."""
     result_bytes: int = 0
+    """Of the reply to the worker."""
     seconds: float = 0.0
 
 

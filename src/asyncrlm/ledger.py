@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from decimal import ROUND_FLOOR
+from decimal import ROUND_FLOOR, ROUND_HALF_EVEN
 from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
@@ -178,10 +178,11 @@ class Ledger:
             raise waiter.refusal or AssertionError("served with nothing")
         return waiter.reservation
 
-    def charge(self, need: Need) -> None:
-        """Book a call of unknown use that went out under the reservation of another, so even where there is no room."""
-        rates = None if need.price is None else Rates.of(need.price)
-        self._reservation(need, self._size(need, rates), rates, Size()).settle_estimated()
+    def book(self, settlement: Settlement) -> None:
+        """Book what a call came to when it was made, in a run that is now replayed."""
+        money = 0 if settlement.cost is None else picodollars(settlement.cost, ROUND_HALF_EVEN)
+        self._open += 1  # which `_book` takes away
+        self._book(Size(), Size(settlement.input_tokens, settlement.output_tokens, money), settlement)
 
     async def changed(self) -> None:
         """Wait until some reservation is settled or released; with nothing in flight return at once.
@@ -273,22 +274,17 @@ class Ledger:
     def _admit(self, need: Need) -> Reservation | None:
         rates = None if need.price is None else Rates.of(need.price)
         size = self._size(need, rates)
-        # Tries that fail after the model may have worked are rare: a soft ledger counts on one.
-        reserved = size.times(need.models) if self.mode == "hard" else size
-        if not self._fits(reserved, need.closing):
+        if not self._fits(size, need.closing):
             if self._open:
                 return None
             if not self._goes_alone(need, size, rates):
-                raise self._refusal(reserved, need.closing)
+                raise self._refusal(size, need.closing)
         if need.closing:
             self._held = Size()
-        return self._reservation(need, size, rates, reserved)
-
-    def _reservation(self, need: Need, size: Size, rates: Rates | None, reserved: Size) -> Reservation:
         self._open += 1
-        self._reserved_money += reserved.money
-        self._reserved_tokens += reserved.tokens
-        return Reservation(self._book, need, size, rates, reserved)
+        self._reserved_money += size.money
+        self._reserved_tokens += size.tokens
+        return Reservation(self._book, need, size, rates)
 
     def _serve(self) -> None:
         """Serve the queue from its head, as far as there is room; with nothing in flight each is let in or refused."""

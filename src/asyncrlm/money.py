@@ -31,6 +31,8 @@ class Price(Struct, frozen=True):
     output: float = 0.0
     cache_write: float | None = None
     """Input that the provider puts into its cache, where that has a price of its own; None: as other input."""
+    cache_write_1h: float | None = None
+    """Such input that is kept for an hour, where that has a price of its own; None: as `cache_write`."""
 
 
 class Rates(Struct, frozen=True):
@@ -40,21 +42,27 @@ class Rates(Struct, frozen=True):
     cached: int
     output: int
     cache_write: int
+    cache_write_1h: int
 
     @classmethod
     def of(cls, price: Price) -> Rates:
         cached = price.input if price.cached is None else price.cached
         write = price.input if price.cache_write is None else price.cache_write
-        return cls(_per_token(price.input), _per_token(cached), _per_token(price.output), _per_token(write))
+        hour = write if price.cache_write_1h is None else price.cache_write_1h
+        return cls(*map(_per_token, (price.input, cached, price.output, write, hour)))
 
     def dearest_input(self) -> int:
         """What a token of input costs at most, whatever the provider does with it."""
-        return max(self.input, self.cached, self.cache_write)
+        return max(self.input, self.cached, self.cache_write, self.cache_write_1h)
 
-    def cost(self, input_tokens: int, cached: int, written: int, output_tokens: int) -> int:
-        """Picodollars; `cached` and `written` are parts of the input."""
-        other = input_tokens - cached - written
-        return other * self.input + cached * self.cached + written * self.cache_write + output_tokens * self.output
+    def cost(self, input_tokens: int, output_tokens: int, usage: ReportedUsage) -> int:
+        """Picodollars; `usage` says what parts of the input came from or went to a cache."""
+        cached = min(input_tokens, _count(usage.cached_tokens) or 0)
+        written = min(input_tokens - cached, _count(usage.cache_write_tokens) or 0)
+        hour = min(written, _count(usage.cache_write_1h_tokens) or 0)
+        other = (input_tokens - cached - written) * self.input
+        kept = cached * self.cached + (written - hour) * self.cache_write + hour * self.cache_write_1h
+        return other + kept + output_tokens * self.output
 
 
 class Need(Struct, frozen=True):
@@ -67,7 +75,7 @@ class Need(Struct, frozen=True):
     price: Price | None
     """None if unknown, which a ledger with a budget refuses. Free models have `Price(0.0)`."""
     models: int = 1
-    """How many models one attempt may ask, one after another, each of which may want to be paid."""
+    """How many models may be asked, one after another, each of which may want to be paid: for what is held back."""
     closing: bool = False
     """The last call of a run that met a limit: it may use what `hold_back` kept."""
 
@@ -98,6 +106,8 @@ class ReportedUsage(Protocol):
     @property
     def cache_write_tokens(self) -> int | None: ...
     @property
+    def cache_write_1h_tokens(self) -> int | None: ...
+    @property
     def reasoning_tokens(self) -> int | None: ...
     @property
     def cost(self) -> float | None: ...
@@ -126,20 +136,19 @@ Book = Callable[[Size, Size | None, Settlement | None], None]
 class Reservation:
     """Room for one call. Ends by exactly one of `settle`, `settle_estimated` and `release`."""
 
-    __slots__ = ("_book", "_open", "_rates", "_reserved", "_size", "need")
+    __slots__ = ("_book", "_open", "_rates", "_size", "need")
 
-    def __init__(self, book: Book, need: Need, size: Size, rates: Rates | None, reserved: Size) -> None:
+    def __init__(self, book: Book, need: Need, size: Size, rates: Rates | None) -> None:
         self.need = need
         self._book = book
         self._size = size
-        """What the call is booked as if it is not known what it used."""
-        self._reserved = reserved
+        """What is reserved, and what the call is booked as if it is not known what it used."""
         self._rates = rates
         self._open = True
 
     def settle(
         self, usage: ReportedUsage | None, *, cost: float | None = None, output_guess: int | None = None
-    ) -> None:
+    ) -> Settlement:
         """Book what the reply said it used. What it did not say is booked as reserved and marked estimated.
 
         Args:
@@ -159,23 +168,21 @@ class Reservation:
         money = _reported(cost)
         if money is None and usage is not None:
             money = _reported(usage.cost)
-        if money is None and self._rates is not None:
-            written = min(input_tokens - cached, (_count(usage.cache_write_tokens) if usage else None) or 0)
-            money = self._rates.cost(input_tokens, cached, written, output_tokens)
+        if money is None and usage is not None and self._rates is not None:
+            money = self._rates.cost(input_tokens, output_tokens, usage)
         estimated = said_input is None or said_output is None
-        self._end(Size(input_tokens, output_tokens, money or 0), cached, reasoning, money is not None, estimated)
-        return None
+        return self._end(Size(input_tokens, output_tokens, money or 0), cached, reasoning, money is not None, estimated)
 
-    def settle_estimated(self) -> None:
+    def settle_estimated(self) -> Settlement:
         """Book the reservation itself: the call was cut off, or failed after the model may have worked."""
-        self._end(self._size, 0, 0, self._rates is not None, estimated=True)
+        return self._end(self._size, 0, 0, self._rates is not None, estimated=True)
 
     def release(self) -> None:
         """Book nothing: the model surely never worked on the call."""
         self._close()
-        self._book(self._reserved, None, None)
+        self._book(self._size, None, None)
 
-    def _end(self, used: Size, cached: int, reasoning: int, priced: bool, estimated: bool) -> None:
+    def _end(self, used: Size, cached: int, reasoning: int, priced: bool, estimated: bool) -> Settlement:
         self._close()
         settlement = Settlement(
             model=self.need.model,
@@ -186,7 +193,8 @@ class Reservation:
             cost=used.money / PICO if priced else None,
             estimated=estimated,
         )
-        self._book(self._reserved, used, settlement)
+        self._book(self._size, used, settlement)
+        return settlement
 
     def _close(self) -> None:
         if not self._open:

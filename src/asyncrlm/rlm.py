@@ -13,17 +13,20 @@ from .engine.completions import Completions, EventStream
 from .engine.configure import configure
 from .engine.settings import (
     DEFAULT_BACKEND,
+    DEFAULT_CACHE_SIZE,
     DEFAULT_COMPACTION_THRESHOLD_PCT,
     DEFAULT_MAX_CONCURRENT_REQUESTS,
     DEFAULT_MAX_CONCURRENT_SUBCALLS,
     DEFAULT_MAX_DEPTH,
     DEFAULT_MAX_ITERATIONS,
     DEFAULT_SUBCALL_TIMEOUT,
+    DEFAULT_TOOL_TIMEOUT,
     LimitsMode,
     OnLimit,
     OnSubcallError,
 )
 from .lm.pacing import Pacer
+from .repl.approval import ApprovalRequest
 from .repl.sandbox import Environment
 from .types import RLMChatCompletion
 
@@ -57,8 +60,10 @@ class AsyncRLM:
         custom_system_prompt: Replaces the system prompt; `{custom_tools_section}` marks where tools are described.
         orchestrator: Whether the system prompt advises to delegate to sub-models.
         user_prologue: Said to the root model before its first turn.
-        custom_tools: Name → value or callable, or → `{"tool": value, "description": text}`, for cells.
+        custom_tools: Name → value or callable, or → `{"tool": value, "description": text}`, for cells; an entry may
+            have `timeout` and `max_calls` (in one completion) too.
         custom_sub_tools: The same for children; None means those of the root, `{}` none.
+        approve: Is given an `ApprovalRequest` before each cell and tool call; returns None, or why it is refused.
         max_budget: USD, whole tree. Every model's price must then be known.
         max_timeout: Seconds, whole tree.
         max_tokens: Input and output tokens, whole tree.
@@ -70,9 +75,12 @@ class AsyncRLM:
         on_limit: "raise" the limit's error, or "answer": one last turn from what there is.
         on_subcall_error: "return" a `FailedReply` to the cell or "raise" a `SubcallError` in it.
         subcall_timeout: Seconds one `llm_query` may take, retries included; None for no limit.
+        tool_timeout: Seconds one call of a tool may take; None for no limit.
         pacer: Limits of the models' account: a `Pacer`, or model name → `Pacer`. Several `AsyncRLM` may share one.
         tenant: Runs of one tenant share its turns at an account; without one, each run has turns of its own.
         cache: A folder: calls equal to one that was answered before, or is under way, cost nothing.
+        cache_size: Bytes that the replies there may take at most, or a str such as "2GB"; those that were not used for
+            longest go. None for no end.
         record: A folder: all replies are kept in it.
         replay: A folder that was recorded: models are not asked, a call that is not in it ends the run.
         logger: An `RLMLogger`.
@@ -104,6 +112,7 @@ class AsyncRLM:
         compaction_threshold_pct: float = DEFAULT_COMPACTION_THRESHOLD_PCT,
         custom_tools: Mapping[str, Any] | None = None,
         custom_sub_tools: Mapping[str, Any] | None = None,
+        approve: Callable[[ApprovalRequest], Any] | None = None,
         max_budget: float | None = None,
         max_timeout: float | None = None,
         max_tokens: int | None = None,
@@ -115,9 +124,11 @@ class AsyncRLM:
         on_limit: OnLimit = "raise",
         on_subcall_error: OnSubcallError = "return",
         subcall_timeout: float | None = DEFAULT_SUBCALL_TIMEOUT,
+        tool_timeout: float | None = DEFAULT_TOOL_TIMEOUT,
         pacer: Pacer | Mapping[str, Pacer] | None = None,
         tenant: str | None = None,
         cache: str | Path | None = None,
+        cache_size: int | str | None = DEFAULT_CACHE_SIZE,
         record: str | Path | None = None,
         replay: str | Path | None = None,
         logger: Any = None,

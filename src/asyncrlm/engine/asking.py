@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import anyio
-
 from ..errors import LMError
 from ..lm.base import LMReply, LMRequest, Message
 from ..lm.clients import ClientSpec
@@ -52,20 +50,13 @@ def prompt_messages(prompt: str | list[dict[str, Any]]) -> tuple[Message, ...]:
     return tuple(Message(str(m.get("role", "user")), str(m.get("content", ""))) for m in prompt)
 
 
-async def subcall_reply(
-    spec: ClientSpec, call: SubCall, send: Callable[[LMRequest], Awaitable[LMReply]], *, seconds: float | None
-) -> str:
-    """What a sub-model says to a call, without its thoughts; `send` sends the request, within `seconds`.
+async def subcall_reply(spec: ClientSpec, call: SubCall, send: Callable[[LMRequest], Awaitable[LMReply]]) -> str:
+    """What a sub-model says to a call, without its thoughts; `send` sends the request.
 
     Raises:
         LMError: if there is no such text in time.
     """
-    request = LMRequest(messages=prompt_messages(call.prompt))
-    reply: LMReply | None = None
-    with anyio.move_on_after(seconds):
-        reply = await send(request)
-    if reply is None:
-        raise LMError(f"no reply within {seconds:g} s (subcall_timeout)", kind="timeout", retryable=True)
+    reply = await send(LMRequest(messages=prompt_messages(call.prompt)))
     text = strip_thinking(reply_text(reply))
     if not text.strip():
         raise LMError(f"model {spec.model!r} gave thoughts and no text", kind="empty", retryable=True)

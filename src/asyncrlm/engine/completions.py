@@ -123,7 +123,7 @@ class Completions:
                 call.begin(run, watching)
                 try:
                     with one_error():
-                        result = await tree.unless_missed(run.execute())
+                        result = await tree.door.unless_missed(run.execute())
                 except RLMError as error:
                     call.account(error)
                     raise

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from ..environments import Environment
 from ..environments import environment as make_environment
+from ..environments.units import parse_bytes
 from ..errors import ConfigurationError
 from ..lm.asked import CacheMode, CacheSettings
 from ..lm.pacing import Pacer
@@ -56,7 +57,7 @@ def configure(*, unknown: Mapping[str, Any], **given: Any) -> Configuration:
             raise ConfigurationError(f"{name}=True: {why}")
     _check_share("compaction_threshold_pct", given["compaction_threshold_pct"])
     limits = checked_limits(Limits(), {name: given[name] for name in Limits.__struct_fields__})
-    replies = _replies(given)
+    replies = checked_replies(given)
     router = Router.of(
         given["backend"],
         given["backend_kwargs"],
@@ -78,11 +79,12 @@ def configure(*, unknown: Mapping[str, Any], **given: Any) -> Configuration:
         user_prologue=_text("user_prologue", given["user_prologue"]),
         tools=tools,
         sub_tools=tools if sub_tools is None else HostTools(sub_tools, "custom_sub_tools"),
-        callbacks=_callbacks(given),
+        approve=checked_function("approve", given["approve"]),
+        callbacks=Callbacks(**{name: checked_function(name, given[name]) for name in Callbacks.__struct_fields__}),
         logger=_logger(given["logger"]),
         verbose=flags["verbose"],
         persistent=flags["persistent"],
-        pacer=_pacer(given["pacer"], router),
+        pacer=checked_pacer(given["pacer"], router),
         tenant=checked_tenant(given["tenant"]),
         replies=replies,
     )
@@ -211,30 +213,43 @@ def _text(name: str, value: Any) -> str | None:
     return value or None
 
 
-def _callbacks(given: Mapping[str, Any]) -> Callbacks:
-    names = Callbacks.__struct_fields__
-    for name in names:
-        if given[name] is not None and not callable(given[name]):
-            raise ConfigurationError(
-                f"{name} must be a function or a coroutine function, not {type(given[name]).__name__}"
-            )
-    return Callbacks(**{name: given[name] for name in names})
+def checked_function(name: str, value: Any) -> Callable[..., Any] | None:
+    """`value`, a callable or None.
+
+    Raises:
+        ConfigurationError: if it is neither.
+    """
+    if value is not None and not callable(value):
+        raise ConfigurationError(f"{name} must be a function or a coroutine function, not {type(value).__name__}")
+    return value
 
 
-def _pacer(pacer: object, router: Router) -> Pacer | Mapping[str, Pacer] | None:
+def checked_pacer(pacer: object, router: Router) -> Pacer | Mapping[str, Pacer] | None:
+    """What `pacer=` names, for the models of `router`.
+
+    Raises:
+        ConfigurationError: naming what would be right.
+    """
     if pacer is None or isinstance(pacer, Pacer):
         return pacer
     given = cast("Mapping[Any, Any]", pacer) if isinstance(pacer, Mapping) else {"": None}
     pacers = {str(name): each for name, each in given.items() if isinstance(each, Pacer)}
     if len(pacers) < len(given):
         raise ConfigurationError("pacer must be a Pacer, or a dict of model name → Pacer")
+    known = dict.fromkeys(each.model for spec in router.specs for each in spec.each)
     for name in pacers:
-        if name not in router.names:
-            raise ConfigurationError(f"pacer names the model {name!r}; known: {', '.join(router.names)}")
+        if name not in known:
+            raise ConfigurationError(f"pacer names the model {name!r}; known: {', '.join(known)}")
     return pacers
 
 
-def _replies(given: Mapping[str, Any]) -> CacheSettings | None:
+def checked_replies(given: Mapping[str, Any]) -> CacheSettings | None:
+    """What `cache=`, `record=` and `replay=` name, at most one of them, and `cache_size=`.
+
+    Raises:
+        ConfigurationError: naming what would be right.
+    """
+    size = parse_bytes("cache_size", given["cache_size"])
     modes: tuple[CacheMode, ...] = ("cache", "record", "replay")
     found: list[CacheSettings] = []
     for mode in modes:
@@ -244,7 +259,7 @@ def _replies(given: Mapping[str, Any]) -> CacheSettings | None:
         if not isinstance(folder, str | Path) or not str(folder):
             got = "an empty str" if folder == "" else type(folder).__name__
             raise ConfigurationError(f"{mode} must be a folder, as a str or a Path, got {got}")
-        found.append(CacheSettings(Path(folder), mode))
+        found.append(CacheSettings(Path(folder), mode, size if mode == "cache" else None))
     if len(found) > 1:
         raise ConfigurationError(f"{' and '.join(each.mode for each in found)} exclude one another: give one of them")
     return found[0] if found else None

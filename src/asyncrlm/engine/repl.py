@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 import warnings
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
@@ -14,21 +15,33 @@ import anyio
 
 from ..environments import Environment
 from ..errors import LMError
-from ..ledger import Ledger, Need
+from ..ledger import Ledger
 from ..lm.base import LMClient, LMReply, LMRequest
-from ..lm.clients import ClientSpec, client_spec
-from ..lm.pacing import Gate, Pacers
+from ..lm.clients import ClientSpec
+from ..lm.pacing import Gate, Pacer
 from ..lm.routing import Router
+from ..observe.log import get_logger
+from ..repl.approval import ApprovalRequest
 from ..repl.broker import SubCall, describe_error
 from ..repl.context import check_prompt_type, resolved
 from ..repl.resources import ResourceScope
 from ..repl.sandbox import Report
 from ..repl.session import CellOutcome, Session
+from ..repl.tool_desk import ToolDesk
 from ..repl.tools import HostTools, check_context_name
 from ..types import ModelUsageSummary, REPLResult, RLMChatCompletion, UsageSummary
-from .asking import fitting_bytes, refuse_schema, subcall_reply
-from .configure import checked_environment
-from .settings import DEFAULT_MAX_CONCURRENT_REQUESTS, DEFAULT_SUBCALL_TIMEOUT, Limits, checked_limits
+from .approval import Approval
+from .asking import refuse_schema, subcall_reply
+from .configure import checked_environment, checked_function, checked_pacer, checked_replies, checked_tenant
+from .door import ModelDoor
+from .settings import (
+    DEFAULT_CACHE_SIZE,
+    DEFAULT_MAX_CONCURRENT_REQUESTS,
+    DEFAULT_SUBCALL_TIMEOUT,
+    DEFAULT_TOOL_TIMEOUT,
+    Limits,
+    checked_limits,
+)
 
 
 class Repl:
@@ -44,10 +57,14 @@ class Repl:
         lazy: Whether a text file stays a file in cells, a `Text`, whatever its size; over 256 MB it always does.
         lm: What `llm_query` asks: a backend's name or "provider/model", an `LMClient`, or an
             `async def f(messages) -> str`. None: calls fail with a text that says so. `rlm_query` asks it too.
-        custom_tools: Name → value or host callable, or name → {"tool": …, "description": …}.
+        custom_tools: Name → value or host callable, or name → {"tool": …, "description": …}; an entry may have
+            `timeout` and `max_calls` too.
+        approve: Is given an `ApprovalRequest` before each cell and tool call; returns None, or why it is refused.
         max_concurrent_requests: Requests to the model in flight at once.
         on_subcall_error: What a failed call is in a cell: "return" a `FailedReply`, or "raise" a `SubcallError`.
         subcall_timeout: Seconds one call may take, retries included; None for no limit.
+        tool_timeout: Seconds one call of a tool may take; None for no limit.
+        pacer, tenant, cache, cache_size, record, replay: As of `AsyncRLM`.
 
     Raises:
         ConfigurationError: for an argument that can't be; the message names the right ones.
@@ -62,9 +79,17 @@ class Repl:
         lazy: bool = False,
         lm: str | LMClient | Callable[..., Awaitable[Any]] | None = None,
         custom_tools: Mapping[str, Any] | None = None,
+        approve: Callable[[ApprovalRequest], Any] | None = None,
         max_concurrent_requests: int = DEFAULT_MAX_CONCURRENT_REQUESTS,
         on_subcall_error: Literal["return", "raise"] = "return",
         subcall_timeout: float | None = DEFAULT_SUBCALL_TIMEOUT,
+        tool_timeout: float | None = DEFAULT_TOOL_TIMEOUT,
+        pacer: Pacer | Mapping[str, Pacer] | None = None,
+        tenant: str | None = None,
+        cache: str | Path | None = None,
+        cache_size: int | str | None = DEFAULT_CACHE_SIZE,
+        record: str | Path | None = None,
+        replay: str | Path | None = None,
     ) -> None:
         self._state: Literal["new", "open", "closed"] = "new"
         self._environment = checked_environment(environment, environment_kwargs)
@@ -78,13 +103,20 @@ class Repl:
                 "max_concurrent_requests": max_concurrent_requests,
                 "on_subcall_error": on_subcall_error,
                 "subcall_timeout": subcall_timeout,
+                "tool_timeout": tool_timeout,
             },
         )
         self._context, self._lazy = context, lazy
-        self._model = None if lm is None else Router(client_spec(lm))
+        self._replies = checked_replies({"cache": cache, "cache_size": cache_size, "record": record, "replay": replay})
+        self._model = None if lm is None else Router.of(lm, needs_keys=replay is None)
+        self._pacer = None if self._model is None else checked_pacer(pacer, self._model)
+        self._tenant = checked_tenant(tenant)
         self._tools = HostTools(custom_tools)
         self._width = limits.max_concurrent_requests
         self._timeout = limits.subcall_timeout
+        self._tool_timeout = limits.tool_timeout
+        hook = checked_function("approve", approve)
+        self._approval = None if hook is None else Approval(hook, on_failure=_log_failure)
         self._raise_errors = limits.on_subcall_error == "raise"
         self._stack: AsyncExitStack | None = None
         self._session: Session | None = None
@@ -96,12 +128,17 @@ class Repl:
             raise RuntimeError("a Repl can be entered once")
         async with AsyncExitStack() as stack:
             scope = await stack.enter_async_context(ResourceScope())
-            self._services = _Asking(self._model, scope, self._width, self._timeout)
+            self._services = _Asking(self._model, self._door(scope), self._timeout)
             session = Session(
                 self._environment,
                 scope,
                 self._services,
                 tools=self._tools,
+                desk=ToolDesk(
+                    scope.tool_threads,
+                    timeout=self._tool_timeout,
+                    approve=None if self._approval is None else self._approval.tool,
+                ),
                 raise_errors=self._raise_errors,
                 show_values=True,
             )
@@ -112,6 +149,18 @@ class Repl:
             self._stack = stack.pop_all()
         self._state = "open"
         return self
+
+    def _door(self, scope: ResourceScope) -> ModelDoor:
+        run_id = uuid.uuid4().hex
+        return ModelDoor(
+            scope,
+            run_id=run_id,
+            gate=Gate(self._width),
+            ledger=Ledger(),
+            flow=(run_id if self._tenant is None else ("tenant", self._tenant), run_id),
+            pacer=self._pacer,
+            replies=self._replies,
+        )
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -138,6 +187,7 @@ class Repl:
         Raises:
             SandboxLost: if no worker can be had.
             ProtocolError: if the worker was tampered with.
+            LMError: of kind "replay_miss", if it asked what was not recorded.
             RuntimeError: if the Repl is not open, or another cell is under way.
         """
         session, services = self._opened(), self._services
@@ -147,7 +197,8 @@ class Repl:
         calls: list[RLMChatCompletion] = []
         services.calls = calls
         try:
-            return _result(await session.execute(code), calls)
+            refused = None if self._approval is None else await self._approval.refused(code)
+            return _result(refused or await services.door.unless_missed(session.execute(code)), calls)
         finally:
             self._executing = False
 
@@ -177,18 +228,19 @@ class Repl:
             warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
 
 
+def _log_failure(hook: Any, error: Exception) -> None:
+    get_logger().warning("callback failed", callback=repr(hook), error=f"{type(error).__name__}: {error}")
+
+
 class _Asking:
     """Services that ask one model, and keep a record of each call."""
 
-    def __init__(self, model: Router | None, scope: ResourceScope, width: int, timeout: float | None) -> None:
+    def __init__(self, model: Router | None, door: ModelDoor, timeout: float | None) -> None:
         self.calls: list[RLMChatCompletion] = []
         """Where records go; another list for each cell."""
+        self.door = door
         self._model = model
-        self._scope = scope
-        self._gate = Gate(width)
         self._timeout = timeout
-        self._pacers = Pacers()
-        self._ledger = Ledger()
 
     async def llm(self, call: SubCall) -> str:
         record = RLMChatCompletion(root_model=call.model or "", prompt=call.prompt, response="")
@@ -210,7 +262,7 @@ class _Asking:
         return await self.llm(call)
 
     def limits(self) -> dict[str, Any]:
-        return self._ledger.left()
+        return self.door.ledger.left()
 
     async def _ask(self, call: SubCall, record: RLMChatCompletion) -> str:
         refuse_schema(call)
@@ -218,19 +270,13 @@ class _Asking:
             raise LMError("this Repl has no model to ask: give it one as `lm=`", kind="not_found")
         spec: ClientSpec = self._model.sub(1, call.model)
         record.root_model = spec.model
-        client = await spec.connect(self._scope.shared)
-        pacer = self._pacers.of(client)
 
         async def send(request: LMRequest) -> LMReply:
-            size = fitting_bytes(spec, request)
-            need = Need(model=spec.model, input_bytes=size, output_cap=None, price=spec.price)
-            reply = await pacer.send(
-                client, request, gate=self._gate, ledger=self._ledger, need=need, attempts=spec.attempts
-            )
+            reply = await self.door.ask(spec, request, place=str(call.id), seconds=self._timeout)
             record.usage_summary = _usage(spec.model, reply)
             return reply
 
-        return await subcall_reply(spec, call, send, seconds=self._timeout)
+        return await subcall_reply(spec, call, send)
 
 
 def _usage(model: str, reply: LMReply) -> UsageSummary:

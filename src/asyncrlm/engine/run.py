@@ -17,9 +17,11 @@ from ..repl.context import ContextInfo, check_prompt_type, describe, resolved
 from ..repl.raised import innermost
 from ..repl.resources import DepthScope
 from ..repl.session import CellOutcome, Session
+from ..repl.tool_desk import ToolDesk
 from ..repl.tools import HostTools
 from ..types import UsageSummary
 from . import prompts as words
+from .approval import Approval
 from .closing import Closing, RunResult
 from .conversation import Conversation
 from .parsing import parse_reply
@@ -71,7 +73,11 @@ class Run:
         self._session: Session | None = None
         self._conversation = conversation
         self._telling = Telling(tree, self.stamp)
-        self._turns = Turns(tree, root, self._telling, run_id=self.run_id, path=path)
+        hook = self._configuration.approve
+        self._approval = None
+        if hook is not None:
+            self._approval = Approval(hook, run_id=self.run_id, depth=depth, on_failure=self._telling.listener_failed)
+        self._turns = Turns(tree, root, self._telling, run_id=self.run_id, path=path, approval=self._approval)
         self._history = self._turns.history
         self._answers = Answers(shape, self._configuration.prompts, tree.scope.threads)
         self._closing = Closing(tree, self._turns, self._answers, depth=depth, root_prompt=root_prompt)
@@ -189,6 +195,12 @@ class Run:
         services = RunServices(tree, self.depth, self.run_id, self.path, stamp=self.stamp, start_child=self.run_child)
         settings: dict[str, Any] = {
             "tools": self._tools,
+            "desk": ToolDesk(
+                tree.scope.tool_threads,
+                counts=tree.tool_counts,
+                timeout=tree.limits.tool_timeout,
+                approve=None if self._approval is None else self._approval.tool,
+            ),
             "raise_errors": tree.limits.on_subcall_error == "raise",
             "show_values": tree.show_values,
             "on_tool": self._telling.tool_called,

@@ -63,10 +63,16 @@ class RunServices:
         self._count()
 
         async def send(request: LMRequest) -> LMReply:
-            record.reply = await self._tree.ask(spec, request, run_id=self._run_id, place=f"{self._path}{call.id}")
+            record.reply = await self._tree.ask(
+                spec,
+                request,
+                run_id=self._run_id,
+                place=f"{self._path}{call.id}",
+                seconds=self._tree.limits.subcall_timeout,
+            )
             return record.reply
 
-        return await subcall_reply(spec, call, send, seconds=self._tree.limits.subcall_timeout)
+        return await subcall_reply(spec, call, send)
 
     async def _child(self, call: SubCall, spec: ClientSpec, record: _Record) -> str:
         refuse_schema(call)

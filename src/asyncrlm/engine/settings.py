@@ -32,6 +32,10 @@ DEFAULT_MAX_CONCURRENT_REQUESTS: Final = 64
 """LM requests in flight per tree."""
 DEFAULT_SUBCALL_TIMEOUT: Final = 600.0
 """Seconds one `llm_query` may take, retries included."""
+DEFAULT_CACHE_SIZE: Final = "1GB"
+"""What the replies in a cache may take at most."""
+DEFAULT_TOOL_TIMEOUT: Final = 600.0
+"""Seconds one call of a tool may take."""
 CLOSING_TOKENS: Final = 1_024
 """Output tokens held back for the last turn of `on_limit="answer"`."""
 CLOSING_GROWTH: Final = 30_000
@@ -69,6 +73,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     on_limit: OnLimit = "raise"
     on_subcall_error: OnSubcallError = "return"
     subcall_timeout: float | None = DEFAULT_SUBCALL_TIMEOUT
+    tool_timeout: float | None = DEFAULT_TOOL_TIMEOUT
 
 
 _CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -76,7 +81,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "on_limit": get_args(OnLimit),
     "on_subcall_error": get_args(OnSubcallError),
 }
-_SECONDS_OR_USD = frozenset({"max_budget", "max_timeout", "subcall_timeout"})
+_SECONDS_OR_USD = frozenset({"max_budget", "max_timeout", "subcall_timeout", "tool_timeout"})
 """The limits that may have a fraction, or be infinite, which is no limit; the others count."""
 _AT_LEAST_ONE = frozenset({"max_iterations", "max_errors", "max_concurrent_subcalls", "max_concurrent_requests"})
 _NEVER_NONE = frozenset({"max_depth", "max_iterations", "max_concurrent_subcalls", "max_concurrent_requests"})
@@ -150,6 +155,8 @@ class Configuration(Struct, frozen=True, kw_only=True):
     user_prologue: str | None
     tools: HostTools
     sub_tools: HostTools
+    approve: Callable[..., Any] | None
+    """Looks at each cell and tool call first."""
     callbacks: Callbacks
     logger: Any
     verbose: bool

@@ -18,6 +18,7 @@ from ..events import (
     TurnStarted,
 )
 from ..lm.base import LMReply
+from ..repl.arguments import brief
 from ..repl.context import ContextInfo
 from ..repl.sandbox import Report
 from ..repl.session import CellOutcome, ToolRecord
@@ -135,12 +136,18 @@ class Telling:
                 )
             )
 
+    def listener_failed(self, listener: Any, error: Exception) -> None:
+        self._tree.emit(self._tree.listener_failed(listener, error))
+
     def tool_called(self, record: ToolRecord) -> None:
         if self._tree.watched:
+            args, kwargs = brief(record.args, record.kwargs)
             self._tree.emit(
                 ToolCalled(
                     **self._stamp(),
                     name=record.name,
+                    args=args,
+                    kwargs=kwargs,
                     error=record.error,
                     result_bytes=record.result_bytes,
                     seconds=record.seconds,

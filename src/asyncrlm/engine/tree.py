@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import anyio
 
 from ..errors import LimitError, LMError, TimeoutExceededError
 from ..events import Event, LimitReached, ListenerFailed, RequestWaiting, UsageSettled
 from ..ledger import Ledger, Need, Settlement
-from ..lm.asked import Asked, CacheSettings
-from ..lm.base import LMClient, LMReply, LMRequest
-from ..lm.cache import Seen, open_cache
+from ..lm.base import LMReply, LMRequest
 from ..lm.clients import ClientSpec
 from ..lm.fallback import priced
-from ..lm.pacing import Gate, Pacer, Pacers
+from ..lm.pacing import Gate
 from ..observe.log import get_logger
 from ..repl.resources import ResourceScope
-from .asking import fitting_bytes
 from .call import Call, Watching
-
-T = TypeVar("T")
+from .door import ModelDoor
 
 
 class Tree:
@@ -52,14 +48,22 @@ class Tree:
             mode=limits.limits,
             on_settle=self._settled,
         )
+        self.tool_counts: Counter[tuple[int, str]] = Counter()
+        """Calls of each tool so far; `ToolDesk` counts them."""
         self.limit: LimitError | None = None
         """The first limit of the ledger that any run of the tree met. Once set, the tree is ending."""
         self._listeners = list(watching.listeners)
         self._child_gates: dict[int, Gate] = {}
-        self._asked = Seen(self.run_id)
-        self._missed: LMError | None = None
-        """The first call that a recording did not have."""
-        self._clients: dict[Any, tuple[LMClient, Pacer]] = {}
+        self.door = ModelDoor(
+            scope,
+            run_id=self.run_id,
+            gate=self.gate,
+            ledger=self.ledger,
+            flow=self.flow,
+            deadline=self.deadline,
+            pacer=configuration.pacer,
+            replies=configuration.replies,
+        )
 
     # ---- listeners ----
 
@@ -143,25 +147,24 @@ class Tree:
     # ---- asking ----
 
     async def ask(
-        self, spec: ClientSpec, request: LMRequest, *, run_id: str, closing: bool = False, place: str = ""
+        self,
+        spec: ClientSpec,
+        request: LMRequest,
+        *,
+        run_id: str,
+        closing: bool = False,
+        place: str = "",
+        seconds: float | None = None,
     ) -> LMReply:
         """Send one request, gated, paid for and retried; or have the reply from where replies are kept.
 
-        `place` says where in its run it comes from: a recording tells equal requests apart by it.
+        `place` says where in its run it comes from: a recording tells equal requests apart by it. `seconds` is how long
+        it may take.
 
         Raises:
             LimitError: if the ledger has no room for it.
             LMError: if the model could not be asked; kind "too_long" before anything is sent.
         """
-        size = fitting_bytes(spec, request)
-        need = Need(
-            model=spec.model,
-            input_bytes=size + spec.argument_bytes(request.sampling_args),
-            output_cap=request.output_cap,
-            price=spec.price,
-            models=spec.models,
-            closing=closing,
-        )
 
         def waiting(attempt: int, delay: float, error: LMError) -> None:
             if self.watched:
@@ -176,73 +179,12 @@ class Tree:
                     )
                 )
 
-        async def send() -> LMReply:
-            client, pacer = await self._client(spec)
-            return await pacer.send(
-                client,
-                request,
-                gate=self.gate,
-                ledger=self.ledger,
-                need=need,
-                on_wait=waiting,
-                attempts=spec.attempts,
-                flow=self.flow,
-                deadline=self.deadline,
-            )
-
         try:
-            if self.configuration.replies is None:
-                reply = await send()
-            else:
-                reply = await self._kept_or(send, self.configuration.replies, spec, request, need, place)
+            reply = await self.door.ask(spec, request, closing=closing, place=place, seconds=seconds, on_wait=waiting)
         except LimitError as error:
             self.meet(error)
             raise
         return priced(reply, spec.price) if self.watched else reply
-
-    async def _kept_or(
-        self,
-        send: Callable[[], Awaitable[LMReply]],
-        settings: CacheSettings,
-        spec: ClientSpec,
-        request: LMRequest,
-        need: Need,
-        place: str,
-    ) -> LMReply:
-        """The reply from where replies are kept, else from `send`."""
-        replies = await self.scope.shared(settings, lambda: open_cache(settings))
-        where = spec.where if settings.mode == "cache" else ""  # a recording is replayed without any server
-        cap = self.ledger.output_cap(need)
-        asked = Asked.of(spec.backend, spec.model, request, spec.asked_with, cap, where=where)
-        if settings.mode != "replay":
-            return await replies.answer(asked, request, send, self._asked, place)
-        # Booked as it was then, so that limits are met where they were.
-        reservation = self.ledger.try_reserve(need) or await self.ledger.reserve(need)
-        try:
-            reply = await replies.answer(asked, request, send, self._asked, place)
-        except BaseException as error:
-            reservation.release()
-            if isinstance(error, LMError) and error.kind == "replay_miss" and self._missed is None:
-                self._missed = error
-            raise
-        reservation.settle(reply.usage)
-        return reply
-
-    async def unless_missed(self, result: Awaitable[T]) -> T:
-        """The result, or what was missing in the recording: a run that went on without it is not the recorded one.
-
-        Raises:
-            LMError: of kind "replay_miss".
-        """
-        try:
-            outcome = await result
-        except Exception as error:
-            if self._missed is None or error is self._missed:
-                raise
-            raise self._missed from error
-        if self._missed is not None:
-            raise self._missed
-        return outcome
 
     def hold_back(self, spec: ClientSpec, request: LMRequest, output_tokens: int, *, growth: int) -> None:
         """Keep room in the ledger for one last request like this one, longer by `growth` bytes."""
@@ -252,20 +194,7 @@ class Tree:
                 input_bytes=request.input_bytes() + spec.argument_bytes(request.sampling_args) + growth,
                 output_cap=output_tokens,
                 price=spec.price,
-                models=spec.models,
+                models=len(spec.each),
                 closing=True,
             )
         )
-
-    async def _client(self, spec: ClientSpec) -> tuple[LMClient, Pacer]:
-        found = self._clients.get(spec.key)
-        if found is None:
-            client = await spec.connect(self.scope.shared)
-            pacers = await self.scope.shared("pacers", lambda: _open_pacers(self.configuration.pacer))
-            found = self._clients[spec.key] = client, pacers.of(client)
-        return found
-
-
-@asynccontextmanager
-async def _open_pacers(given: Pacer | Mapping[str, Pacer] | None) -> AsyncGenerator[Pacers]:
-    yield Pacers(given)

@@ -7,6 +7,7 @@ import time
 from ..lm.base import LMReply
 from ..lm.clients import ClientSpec
 from ..repl.session import CellOutcome, Session
+from .approval import Approval
 from .history import History
 from .settings import CLOSING_TOKENS
 from .telling import Telling
@@ -16,7 +17,16 @@ from .tree import Tree
 class Turns:
     """What a run does in its turns, the last one too. Which turn comes next is for others to decide."""
 
-    def __init__(self, tree: Tree, root: ClientSpec, telling: Telling, *, run_id: str, path: str) -> None:
+    def __init__(
+        self,
+        tree: Tree,
+        root: ClientSpec,
+        telling: Telling,
+        *,
+        run_id: str,
+        path: str,
+        approval: Approval | None = None,
+    ) -> None:
         self.root = root
         self.history = History()
         self.number = 0
@@ -31,6 +41,7 @@ class Turns:
         self._telling = telling
         self._run_id = run_id
         self._path = path
+        self._approval = approval
         self._cells = 0
         self._began = 0.0
 
@@ -76,10 +87,11 @@ class Turns:
         return reply
 
     async def run_cell(self, session: Session, code: str) -> CellOutcome:
-        """Run one cell of a reply."""
+        """Run one cell of a reply, if it may be run."""
         self._cells += 1
         self._telling.cell_started(self.number, self._cells, code)
-        outcome = await session.execute(code)
+        refused = None if self._approval is None else await self._approval.refused(code)
+        outcome = refused or await session.execute(code)
         error = outcome.lost
         if outcome.error is not None:
             error = outcome.error.traceback or f"{outcome.error.type}: {outcome.error.message}"

@@ -10,7 +10,7 @@ from msgspec import Struct
 from ..errors import LMError
 from .base import LMDelta, LMReply, LMUsage
 from .openai_stream import cut_stream
-from .replies import classify, counted, decode_leniently, finish_reason_of, message_in, whole_text
+from .replies import classify, counted, decode_leniently, empty_reply, finish_reason_of, message_in, whole_text
 
 
 class _Block(Struct):
@@ -28,11 +28,16 @@ class _OutputDetails(Struct):
     thinking_tokens: int | None = None
 
 
+class _CacheCreation(Struct):
+    ephemeral_1h_input_tokens: int | None = None
+
+
 class _Usage(Struct):
     input_tokens: int | None = None
     output_tokens: int | None = None
     cache_creation_input_tokens: int | None = None
     cache_read_input_tokens: int | None = None
+    cache_creation: _CacheCreation | None = None
     output_tokens_details: _OutputDetails | None = None
 
 
@@ -79,7 +84,7 @@ def parse_message(body: bytes) -> LMReply:
     if message.error:
         raise _reported(message.error)
     if message.content is None:
-        raise _no_content()
+        raise empty_reply("content", _usage(message.usage))
     texts = [block.text for block in message.content if block.type == "text" and isinstance(block.text, str)]
     thoughts = [b.thinking for b in message.content if b.type == "thinking" and isinstance(b.thinking, str)]
     return _reply(
@@ -115,13 +120,10 @@ def _usage(raw: Any) -> LMUsage:
         "output_tokens": usage.output_tokens,
         "cached_tokens": read,
         "cache_write_tokens": written,
+        "cache_write_1h_tokens": usage.cache_creation and usage.cache_creation.ephemeral_1h_input_tokens,
         "reasoning_tokens": details and details.thinking_tokens,
     }
     return LMUsage(**counted(counts))
-
-
-def _no_content() -> LMError:
-    return LMError("the server's reply has no content", kind="bad_reply", retryable=True, charged=True)
 
 
 class MessageStream:
@@ -188,7 +190,7 @@ class MessageStream:
         if not self.done:
             raise cut_stream()
         if not self._begun:
-            raise _no_content()
+            raise empty_reply("content", _usage(self._usage or None))
         usage = self._usage or None
         return _reply("".join(self._texts), "".join(self._thoughts), self._stop, self._details, usage, self._model)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from msgspec import structs
-
 from ..errors import ConfigurationError
 from .anthropic_client import (
     BASE_URL,
@@ -64,10 +62,7 @@ def anthropic_spec(kwargs: dict[str, Any], sampling: dict[str, Any]) -> ClientSp
         raise ConfigurationError('backend="anthropic" needs a model: "anthropic/claude-...", or model_name')
     optional_sdk("anthropic", "anthropic", load=False)
     mapped_sampling(sampling)
-    given_price = kwargs.get("price")
     price, window = price_and_window(model, kwargs)
-    if price is not None and given_price is None and _keeps_an_hour(sampling):
-        price = structs.replace(price, cache_write=round(2 * price.input, 6))
     attempts = attempts_of(kwargs)
     most, caching = kwargs.pop("max_tokens", DEFAULT_MAX_TOKENS), kwargs.pop("prompt_caching", True)
     if not isinstance(most, int) or most < 1:
@@ -91,11 +86,6 @@ def anthropic_spec(kwargs: dict[str, Any], sampling: dict[str, Any]) -> ClientSp
         attempts=attempts,
         opener=opener,
     )
-
-
-def _keeps_an_hour(sampling: dict[str, Any]) -> bool:
-    """Whether the provider is to keep anything longer than its five minutes, which costs more."""
-    return any("1h" in str(sampling.get(name)) for name in ("cache_control", "tools", "extra_body"))
 
 
 def _settings(kwargs: dict[str, Any]) -> ConnectionSettings:

@@ -50,6 +50,8 @@ class CacheSettings(Struct, frozen=True):
 
     folder: Path
     mode: CacheMode
+    max_bytes: int | None = None
+    """Of a cache: bytes of replies that it keeps at most; those that were not used for longest go. None for no end."""
 
 
 class Asked(Struct, frozen=True):
@@ -99,17 +101,17 @@ class Asked(Struct, frozen=True):
 
 
 class Call(Struct, frozen=True):
-    """One call whose outcome is kept."""
+    """One call that is recorded."""
 
     key: bytes
-    number: int = 0
+    number: int
     """Which of equal calls."""
-    run: str = ""
-    """Of a recording: which tree made it."""
-    place: str = ""
-    asked: Asked | None = None
+    run: str
+    """Which tree made it."""
+    place: str
+    asked: Asked
     """With `request`: kept as well, so that a miss can be told from it."""
-    request: LMRequest | None = None
+    request: LMRequest
 
 
 class CutOff(Struct, frozen=True):

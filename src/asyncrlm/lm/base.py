@@ -52,6 +52,8 @@ class LMUsage(Struct, frozen=True, kw_only=True):
     """Of the input: read from the provider's cache."""
     cache_write_tokens: int | None = None
     """Of the input: written to the provider's cache, where that has a price of its own."""
+    cache_write_1h_tokens: int | None = None
+    """Of those: to be kept for an hour, which costs more."""
     reasoning_tokens: int | None = None
     """Of the output: thoughts."""
     cost: float | None = None
@@ -68,8 +70,6 @@ class LMReply(Struct, frozen=True, kw_only=True):
     usage: LMUsage = LMUsage()
     model: str | None = None
     """The name the provider answered with, where it did; of several fallbacks it says which one answered."""
-    charged_before: int = 0
-    """How many earlier tries of the same request, by other models, failed and may have been paid for."""
     rate: RateHints | None = None
     """What the provider said of its rate limits, where it did: clients fill it in, the pacer reads it."""
     cached: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,6 +17,7 @@ from .asked import Asked, CacheSettings, Call, CutOff, Seen
 from .base import LMReply, LMRequest
 
 if TYPE_CHECKING:
+    from ..ledger import Settlement
     from .store import ReplyStore
 
 T = TypeVar("T")
@@ -50,6 +51,7 @@ class ReplyCache:
         send: Callable[[], Awaitable[LMReply]],
         seen: Seen,
         place: str = "",
+        bill: list[Settlement] | None = None,
     ) -> LMReply:
         """The reply to `request`: one from disk is marked `cached`.
 
@@ -60,19 +62,23 @@ class ReplyCache:
             seen: Which calls the tree has made; kept here.
             place: Where in its run the call comes from. Equal calls of a recording are told apart by it where it is the
                 same as then, else by their order.
+            bill: What `send` was booked as, for a recording. A replay puts in what was then.
 
         Raises:
             LMError: as `send` raises it, or did when it was recorded; of kind "replay_miss" if it was not recorded.
         """
+        bill = [] if bill is None else bill
         if self.mode == "cache":
             return await self._shared(asked.key, send)
         key = asked.key
         if self.mode == "record":
-            return await self._recorded(Call(key, seen.next(key), seen.run, place, asked, request), send)
-        outcome = await self._run(self._store.take, key, place, seen)
-        if outcome is None:
+            return await self._recorded(Call(key, seen.next(key), seen.run, place, asked, request), send, bill)
+        taken = await self._run(self._store.take, key, place, seen)
+        if taken is None:
             difference = await self._run(self._store.difference, asked, request, seen)
             raise LMError(f"this call is not in the recording in {self._folder}: {difference}", kind="replay_miss")
+        outcome, booked = taken
+        bill += booked
         while isinstance(outcome, CutOff):
             await anyio.sleep_forever()  # whoever gave it up then will do so again
         if isinstance(outcome, LMError):
@@ -89,13 +95,13 @@ class ReplyCache:
         flight = self._flights[key] = _Flight()
         try:
             kept = await self._run(self._store.get, key)
-            if isinstance(kept, LMReply):
+            if kept is not None:
                 flight.reply = kept
                 return _free(kept)
             flight.reply = await send()
             flight.done.set()  # nobody waits for the disk
             if flight.reply.text.strip():
-                await self._keep(self._store.put, Call(key), flight.reply)
+                await self._keep(self._store.cache, key, flight.reply)
             return flight.reply
         except LMError as error:
             if not error.retryable:  # else it may be of this caller alone: its deadline, its turn at the account
@@ -106,7 +112,9 @@ class ReplyCache:
             if self._flights.get(key) is flight:
                 del self._flights[key]
 
-    async def _recorded(self, call: Call, send: Callable[[], Awaitable[LMReply]]) -> LMReply:
+    async def _recorded(
+        self, call: Call, send: Callable[[], Awaitable[LMReply]], bill: Sequence[Settlement]
+    ) -> LMReply:
         outcome: LMReply | LMError | CutOff | None = None
         try:
             outcome = await send()
@@ -119,7 +127,7 @@ class ReplyCache:
             raise
         finally:
             if outcome is not None:
-                await self._keep(self._store.put, call, outcome)
+                await self._keep(self._store.put, call, outcome, tuple(bill))
 
     async def _keep(self, put: Callable[..., None], *arguments: Any) -> None:
         try:
@@ -152,7 +160,7 @@ async def open_cache(settings: CacheSettings) -> AsyncGenerator[ReplyCache]:
     limiter = anyio.CapacityLimiter(1)
 
     def opened() -> ReplyStore:
-        return ReplyStore(settings.folder, writes=settings.mode != "replay")
+        return ReplyStore(settings.folder, writes=settings.mode != "replay", max_bytes=settings.max_bytes)
 
     store = await anyio.to_thread.run_sync(opened, limiter=limiter)
     try:

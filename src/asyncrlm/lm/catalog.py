@@ -23,8 +23,8 @@ class Entry(NamedTuple):
     output: float
 
 
-_CACHE_WRITE = {"anthropic": 1.25}
-"""What input that goes into the vendor's cache for five minutes costs, in prices of other input."""
+_CACHE_WRITE = {"anthropic": (1.25, 2.0)}
+"""What input that goes into the vendor's cache for five minutes costs, and for an hour, in prices of other input."""
 
 _TABLE = (
     Entry("openai", "gpt-6-astra", 922_000, 10.0, 1.0, 50.0),
@@ -137,10 +137,5 @@ def price(model: str) -> Price | None:
     entry = find(model)
     if entry is None:
         return None
-    factor = _CACHE_WRITE.get(entry.vendor)
-    return Price(
-        input=entry.input,
-        cached=entry.cached,
-        output=entry.output,
-        cache_write=None if factor is None else round(factor * entry.input, 6),
-    )
+    writes = [round(factor * entry.input, 6) for factor in _CACHE_WRITE.get(entry.vendor, ())]
+    return Price(entry.input, entry.cached, entry.output, *writes)

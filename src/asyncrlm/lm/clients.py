@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any, cast
 
 from msgspec import structs
@@ -15,7 +14,6 @@ from ..ledger import Price
 from .base import LMClient, LMDelta, LMReply, LMRequest
 from .callable import CallableClient
 from .endpoints import PRESETS, fingerprint_of
-from .fallback import FallbackClient
 from .openai_spec import openai_spec
 from .spec import OUR_KWARGS, ClientSpec, Shared, checked_sampling, price_and_window, refuse_unknown
 
@@ -170,25 +168,20 @@ def _fallback_spec(
         return specs[0]
     windows = [spec.window for spec in specs if spec.window is not None]
 
-    key = ("fallback", *(spec.key for spec in specs))
-
     async def opener(shared: Shared) -> LMClient:
-        clients = [await spec.connect(shared) for spec in specs]
-        together = FallbackClient(clients, prices=[spec.price for spec in specs])
-        # One for all runs of a scope: it remembers which of its models is to be left alone.
-        return await shared(key, lambda: nullcontext(together))
+        raise TypeError("each of several models has a client of its own")
 
     return ClientSpec(
         model=specs[0].model,
         backend="fallback",
-        key=key,
+        key=("fallback", *(spec.key for spec in specs)),
         price=_dearest([spec.price for spec in specs]),
         window=min(windows) if windows else None,
         asked_with={"each": [[spec.backend, spec.model, dict(spec.asked_with)] for spec in specs]},
         where=" ".join(spec.where for spec in specs),
         needs_price=any(spec.needs_price for spec in specs),
         attempts=max(spec.attempts for spec in specs),
-        models=len(specs),
+        fallbacks=tuple(specs),
         opener=opener,
     )
 
@@ -200,12 +193,14 @@ def _dearest(prices: Sequence[Price | None]) -> Price | None:
         return None
     cached = max(price.input if price.cached is None else price.cached for price in known)
     writes = [price.cache_write for price in known if price.cache_write is not None]
+    hours = [price.cache_write_1h for price in known if price.cache_write_1h is not None]
     dearest = max(price.input for price in known)
     return Price(
         input=dearest,
         cached=cached,
         output=max(price.output for price in known),
         cache_write=max(dearest, *writes) if writes else None,
+        cache_write_1h=max(dearest, *writes, *hours) if hours else None,
     )
 
 

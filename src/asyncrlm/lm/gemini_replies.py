@@ -12,7 +12,15 @@ from msgspec import Struct
 from ..errors import LMError
 from .base import LMDelta, LMReply, LMUsage
 from .openai_stream import cut_stream
-from .replies import counted, decode_leniently, error_of_status, finish_reason_of, reported_error, whole_text
+from .replies import (
+    counted,
+    decode_leniently,
+    empty_reply,
+    error_of_status,
+    finish_reason_of,
+    reported_error,
+    whole_text,
+)
 
 
 class _Part(Struct):
@@ -114,7 +122,7 @@ class ResponseStream:
 
     def reply(self, *, cut: bool = True) -> LMReply:
         if not self._begun:
-            raise LMError("the server's reply has no candidates", kind="bad_reply", retryable=True, charged=True)
+            raise empty_reply("candidates", _usage(self._usage))
         if cut and self._finish is None:
             raise cut_stream()
         text, thoughts = "".join(self._texts), "".join(self._thoughts)

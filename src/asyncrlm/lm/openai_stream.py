@@ -14,6 +14,7 @@ from .replies import (
     RawMessage,
     completion_usage,
     decode_leniently,
+    empty_reply,
     finish_reason_of,
     message_parts,
     reported_error,
@@ -87,7 +88,7 @@ class CompletionStream:
         if not self.done and self._finish_reason is None:
             raise cut_stream()
         if not self._begun:
-            raise LMError("the server's reply has no choices", kind="bad_reply", retryable=True, charged=True)
+            raise empty_reply("choices", completion_usage(self._usage))
         text, reasoning = "".join(self._texts), "".join(self._reasoning) or None
         refusal, finish_reason = "".join(self._refusal), self._finish_reason
         if not text.strip() and refusal:

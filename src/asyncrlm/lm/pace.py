@@ -24,6 +24,9 @@ RAMP = 1_000.0
 RAMP_STEP = 0.008
 """Seconds from one step of the ramp to the next."""
 
+SHORT_WAIT = 1.0
+"""Seconds; nobody goes elsewhere for less."""
+
 NARROWER = 0.9
 """What is left of the width when the server refuses."""
 
@@ -97,6 +100,15 @@ class Pace:
         if self._tokens is not None:
             delay = max(delay, self._tokens.delay(tokens, now))
         return delay
+
+    def spent(self) -> float:
+        """Seconds until the server takes requests again, as far as it has said; 0 for a wait not worth a word."""
+        if not self.timed:
+            return 0.0
+        now = anyio.current_time()
+        waits = [meter.delay(1, now) for meter in (self._requests, self._tokens) if meter is not None]
+        delay = max(self._paused_until - now, *waits) if waits else self._paused_until - now
+        return delay if delay > SHORT_WAIT else 0.0
 
     def _ramp(self, now: float) -> float:
         if self._ramp_began is None:

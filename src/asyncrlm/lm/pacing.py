@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
-import msgspec
 
 from ..errors import ConfigurationError, LMError
 from .fair import NO_FLOW, FairQueue, Flow, Waiter
+from .fallback import Member
 from .gate import Gate
 from .limits import DEFAULT_ACCOUNT_WIDTH, open_files_share
 from .pace import Pace
 from .retrying import DEFAULT_ATTEMPTS, OnWait
-from .sending import Sending
+from .sending import Way, sent
 
 if TYPE_CHECKING:
     from ..ledger import Ledger, Need
@@ -84,6 +84,8 @@ class Pacer:
         """Permits given in this pass of the loop, or since whoever looks after the queue last had a turn."""
         # Invariant: while anyone waits and there is width, `_leader` is one of those who wait, awake or about to be.
         self._leader: Waiter | None = None
+        self._restless: dict[Waiter, None] = {}
+        """Those who wait and would rather go elsewhere than wait for a refusal to pass."""
         self.pace = Pace(
             self._given["max_concurrent"] or open_files_share(DEFAULT_ACCOUNT_WIDTH),
             self._given["requests_per_minute"],
@@ -150,14 +152,18 @@ class Pacer:
             LMError: of the last attempt; without waiting for another that could only come after the deadline.
             LimitError: if the ledger has no room and none can come back.
         """
-        sending = Sending(self, client, request, gate, ledger, need, flow, deadline)
-        try:
-            reply = await sending.send(attempts, on_wait)
-        finally:
-            sending.close()
-        if sending.waited or sending.retries:
-            return msgspec.structs.replace(reply, waited=sending.waited, retries=sending.retries)
-        return reply
+        way = Way(Member(client, self), need)
+        return await sent(
+            [way],
+            request,
+            gate=gate,
+            ledger=ledger,
+            cap=ledger.output_cap(need),
+            flow=flow,
+            deadline=deadline,
+            on_wait=on_wait,
+            attempts=attempts,
+        )
 
     # ---- permits ----
 
@@ -169,8 +175,12 @@ class Pacer:
             return None
         return self._permit(tokens)
 
-    async def enter(self, flow: Flow, tokens: int, *, first: bool, deadline: float) -> Permit:
+    async def enter(
+        self, flow: Flow, tokens: int, *, first: bool, deadline: float, elsewhere: bool = False
+    ) -> Permit | None:
         """A permit in turn; `first` before the others of the same run.
+
+        With `elsewhere`, None as soon as the account refuses: there is another one to go to.
 
         Raises:
             LMError: if the account can't send before `deadline`.
@@ -185,18 +195,21 @@ class Pacer:
             )
         waiter = Waiter(tokens)
         self._queue.push(flow, waiter, first=first)
+        if elsewhere:
+            self._restless[waiter] = None
         try:
-            while waiter.permit is None:
+            while waiter.permit is None and not waiter.gone:
                 await self._wait(waiter)
             return waiter.permit
         except BaseException:
             if waiter.permit is not None:
                 self.pace.unsent(waiter.permit)
                 self.leave(waiter.permit)
-            else:
+            elif not waiter.gone:
                 self._queue.forget(waiter)
             raise
         finally:
+            self._restless.pop(waiter, None)
             if self._leader is waiter:
                 self._leader = None
                 self._appoint()
@@ -251,10 +264,21 @@ class Pacer:
     def answered(self, permit: Permit, reply: LMReply) -> None:
         """Learn from a reply; before `leave`."""
         self.pace.answered(permit, reply, in_flight=self._in_flight, waiting=self._queue.waiting)
+        if self._restless and self.pace.spent() > 0:
+            self._send_away()
 
     def refused(self, permit: Permit, error: LMError) -> None:
         """Learn from a failure; before `leave`."""
         self.pace.refused(permit, error, in_flight=self._in_flight)
+        if error.kind == "rate_limit":
+            self._send_away()
+
+    def _send_away(self) -> None:
+        for waiter in self._restless:
+            if waiter.permit is None:
+                self._queue.forget(waiter)
+                waiter.poked.set()
+        self._restless.clear()
 
     def __reduce__(self) -> tuple[object, ...]:
         return _unpickled, (self._given, self.name)

@@ -89,7 +89,7 @@ def parse_completion(body: bytes) -> LMReply:
     if completion.error and (message is None or not message.content):
         raise reported_error(completion.error)
     if message is None:
-        raise LMError("the server's reply has no choices", kind="bad_reply", retryable=True, charged=True)
+        raise empty_reply("choices", completion_usage(completion.usage))
     text, reasoning = message_parts(message)
     finish_reason = completion.choices[0].finish_reason if completion.choices else None
     if not text.strip() and isinstance(message.refusal, str) and message.refusal:
@@ -100,6 +100,17 @@ def parse_completion(body: bytes) -> LMReply:
         finish_reason=finish_reason_of(finish_reason),
         usage=completion_usage(completion.usage),
         model=completion.model if isinstance(completion.model, str) else None,
+    )
+
+
+def empty_reply(missing: str, usage: LMUsage) -> LMError:
+    """The error for a successful response with nothing in it, which may have its price all the same."""
+    return LMError(
+        f"the server's reply has no {missing}",
+        kind="bad_reply",
+        retryable=True,
+        charged=True,
+        usage=None if usage == LMUsage() else usage,
     )
 
 

@@ -56,10 +56,15 @@ class ClientSpec(Struct, frozen=True, kw_only=True, eq=False):
     """Which server or function answers: two of one model name are not alike to a cache."""
     attempts: int = DEFAULT_ATTEMPTS
     """How often to send one request at most."""
-    models: int = 1
-    """How many models one attempt may ask: more than one with fallbacks."""
+    fallbacks: tuple[ClientSpec, ...] = ()
+    """Of a list of models all of them, the first one too, which have clients of their own; else none."""
     opener: Callable[[Shared], Awaitable[LMClient]]
     """Builds the client; what it opens is entered through the `Shared` it is given."""
+
+    @property
+    def each(self) -> tuple[ClientSpec, ...]:
+        """The models that one attempt may ask, in their order: this one, or its fallbacks."""
+        return self.fallbacks or (self,)
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[LMClient]:
@@ -172,6 +177,10 @@ def price_and_window(model: str | None, kwargs: dict[str, Any]) -> tuple[Price |
     return (catalog.price(model) if price is None and model is not None else _as_price(price)), window
 
 
+_OWN_PRICES = ("cached", "cache_write", "cache_write_1h")
+"""Of parts of the input; where they are not given, that input costs as other."""
+
+
 def _as_price(price: Any) -> Price | None:
     if price is None or isinstance(price, Price):
         return price
@@ -182,11 +191,11 @@ def _as_price(price: Any) -> Price | None:
             fields = {"input": entered, "output": left}
         case _:
             fields = {}
-    amounts = [fields.get("input"), fields.get("output"), fields.get("cached", 0.0), fields.get("cache_write", 0.0)]
-    known = set(fields) <= {"input", "output", "cached", "cache_write"}
+    amounts = [fields.get("input"), fields.get("output"), *(fields.get(name, 0.0) for name in _OWN_PRICES)]
+    known = set(fields) <= {"input", "output", *_OWN_PRICES}
     if not known or any(not isinstance(amount, int | float) or not 0 <= amount < float("inf") for amount in amounts):
         raise ConfigurationError(
-            'price must be (input, output) or {"input": ..., "output": ..., "cached": ..., "cache_write": ...} in USD '
-            f"per million tokens, not {price!r}"
+            'price must be (input, output) or {"input": ..., "output": ..., "cached": ..., "cache_write": ..., '
+            f'"cache_write_1h": ...}} in USD per million tokens, not {price!r}'
         )
     return Price(**fields)

@@ -6,23 +6,33 @@ import json
 import os
 import sqlite3
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ..errors import ConfigurationError, LMError
+from ..money import Settlement
 from .asked import Asked, Call, CutOff, Seen, text_bytes, text_hash
 from .base import LMReply, LMRequest, LMUsage
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
 
 FILE_NAME = "replies.sqlite"
-FORMAT = 2
+FORMAT = 3
 BUSY_TIMEOUT = 30.0
 """Seconds to wait for another process that writes."""
+
+MARKED_AT_ONCE = 256
+"""Replies read from a cache before it is written down that they were in use. Till then only this process knows."""
+
+ROW_BYTES = 200
+"""What keeping one reply takes beside its text, about."""
+
+LEFT = 0.9
+"""How much of its bound a cache that was full is emptied to."""
 
 _SCHEMA = """
 CREATE TABLE replies (
@@ -30,6 +40,10 @@ CREATE TABLE replies (
     PRIMARY KEY (key, run, number)
 );
 CREATE TABLE texts (hash TEXT PRIMARY KEY, text BLOB NOT NULL);
+CREATE TABLE cached (key BLOB PRIMARY KEY, outcome TEXT NOT NULL, size INTEGER NOT NULL, used REAL NOT NULL);
+CREATE INDEX by_use ON cached (used);
+CREATE TABLE total (size INTEGER NOT NULL);
+INSERT INTO total VALUES (0);
 """
 
 
@@ -39,13 +53,17 @@ class ReplyStore:
     Args:
         folder: Where it is; made if it is missing, for its owner alone.
         writes: False to open what there is, and never change it.
+        max_bytes: What cached replies may take at most; recordings don't count, and stay. None for no end.
 
     Raises:
         ConfigurationError: if it can't be opened, or was written by a later release.
     """
 
-    def __init__(self, folder: Path, *, writes: bool) -> None:
+    def __init__(self, folder: Path, *, writes: bool, max_bytes: int | None = None) -> None:
         self.path = folder / FILE_NAME
+        self._max_bytes = max_bytes
+        self._marked: dict[bytes, float] = {}
+        """Key of a reply that was in use → when; to be written down."""
         try:
             self._db = self._opened(writes)
             with self._transaction() if writes else _nothing():
@@ -77,6 +95,7 @@ class ReplyStore:
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         self.path.chmod(0o600)
         db = sqlite3.connect(self.path, **options)
+        db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # of a new file: what is deleted can be given back
         _write_ahead(db)
         db.execute("PRAGMA synchronous = NORMAL")
         return db
@@ -91,16 +110,67 @@ class ReplyStore:
             raise
         self._db.execute("COMMIT")
 
-    def get(self, key: bytes) -> LMReply | LMError | None:
-        """What the call of this key came to; None if it is not here."""
-        row = self._db.execute(
-            "SELECT outcome FROM replies WHERE key = ? AND run = '' AND number = 0", (key,)
-        ).fetchone()
-        outcome = None if row is None else _decoded(row[0])
-        return None if isinstance(outcome, CutOff) else outcome
+    # ---- the cache ----
 
-    def take(self, key: bytes, place: str, seen: Seen) -> LMReply | LMError | CutOff | None:
+    def get(self, key: bytes) -> LMReply | None:
+        """The cached reply of this key; None if it is not here."""
+        row = self._db.execute("SELECT outcome FROM cached WHERE key = ?", (key,)).fetchone()
+        if row is None:
+            return None
+        if self._max_bytes is not None:
+            self._marked[key] = time.time()
+            if len(self._marked) >= MARKED_AT_ONCE:
+                self._mark_now()
+        outcome, _ = _decoded(row[0])
+        return outcome if isinstance(outcome, LMReply) else None
+
+    def cache(self, key: bytes, reply: LMReply) -> None:
+        """Keep a reply for equal calls to come. Where there is no room, those go that were not used for longest.
+
+        Raises:
+            OSError: if it can't be written.
+        """
+        outcome = _encoded(reply)
+        size = len(outcome) + ROW_BYTES
+        with self._written():
+            self._mark()
+            (old,) = self._db.execute("SELECT total(size) FROM cached WHERE key = ?", (key,)).fetchone()
+            row = (key, outcome, size, time.time())
+            self._db.execute("INSERT OR REPLACE INTO cached VALUES (?, ?, ?, ?)", row)
+            self._db.execute("UPDATE total SET size = size + ?", (size - int(old),))
+            if self._evict():
+                self._db.execute("PRAGMA incremental_vacuum").fetchall()
+
+    def _mark(self) -> None:
+        marks = [(used, key) for key, used in self._marked.items()]
+        self._marked.clear()
+        self._db.executemany("UPDATE cached SET used = max(used, ?) WHERE key = ?", marks)
+
+    def _mark_now(self) -> None:
+        with suppress(OSError), self._written():  # it only matters to which of them go first
+            self._mark()
+
+    def _evict(self) -> int:
+        """Delete what is too much; how many bytes went."""
+        (size,) = self._db.execute("SELECT size FROM total").fetchone()
+        if self._max_bytes is None or size <= self._max_bytes:
+            return 0
+        too_much, gone, keys = size - LEFT * self._max_bytes, 0, list[tuple[bytes]]()
+        for key, its in self._db.execute("SELECT key, size FROM cached ORDER BY used"):
+            if gone >= too_much:
+                break
+            keys.append((key,))
+            gone += its
+        self._db.executemany("DELETE FROM cached WHERE key = ?", keys)
+        self._db.execute("UPDATE total SET size = size - ?", (gone,))
+        return gone
+
+    # ---- recordings ----
+
+    def take(self, key: bytes, place: str, seen: Seen) -> tuple[LMReply | LMError | CutOff, list[Settlement]] | None:
         """What one of the equal calls of this key came to that is not `seen` yet: best the one of the same place.
+
+        With it, what its tries were booked as.
 
         All of it comes from one recorded tree, the newest that has the first call, as far as that has the others.
         """
@@ -125,20 +195,23 @@ class ReplyStore:
         ).fetchone()
         return None if row is None else row[0]
 
-    def put(self, call: Call, outcome: LMReply | LMError | CutOff) -> None:
-        """Keep what a call came to.
+    def put(self, call: Call, outcome: LMReply | LMError | CutOff, bill: Sequence[Settlement] = ()) -> None:
+        """Record what a call came to, and what its tries were booked as.
 
         Raises:
             OSError: if it can't be written.
         """
+        with self._written():
+            texts = [(text_hash(each.content), text_bytes(each.content)) for each in call.request.messages]
+            self._db.executemany("INSERT OR IGNORE INTO texts VALUES (?, ?)", texts)
+            row = (call.key, call.run, call.number, call.place, call.asked.text, _encoded(outcome, bill), time.time())
+            self._db.execute("INSERT OR REPLACE INTO replies VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+
+    @contextmanager
+    def _written(self) -> Generator[None]:
         try:
             with self._transaction():
-                if call.request is not None:
-                    texts = [(text_hash(each.content), text_bytes(each.content)) for each in call.request.messages]
-                    self._db.executemany("INSERT OR IGNORE INTO texts VALUES (?, ?)", texts)
-                request = call.asked.text if call.asked else None
-                row = (call.key, call.run, call.number, call.place, request, _encoded(outcome), time.time())
-                self._db.execute("INSERT OR REPLACE INTO replies VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+                yield
         except sqlite3.Error as error:
             raise OSError(f"{self.path}: {error}") from error
 
@@ -173,6 +246,8 @@ class ReplyStore:
         return f"the cap on output tokens was {other['cap']} and is {asked.cap}"
 
     def close(self) -> None:
+        if self._marked:
+            self._mark_now()
         self._db.close()
 
 
@@ -215,13 +290,14 @@ def _where_texts_part(then: str, now: str) -> str:
     return f"at character {common + 1}: it was {then[start : common + 60]!r} and is {now[start : common + 60]!r}"
 
 
-def _encoded(outcome: LMReply | LMError | CutOff) -> str:
+def _encoded(outcome: LMReply | LMError | CutOff, bill: Sequence[Settlement] = ()) -> str:
     # With the standard library's ASCII, which keeps a lone surrogate.
+    booked = {"booked": [msgspec.structs.asdict(each) for each in bill]} if bill else {}
     if isinstance(outcome, CutOff):
-        return "{}"
+        return json.dumps(booked)
     if isinstance(outcome, LMError):
         said = {"error": str(outcome), "kind": outcome.kind, "status": outcome.status, "retryable": outcome.retryable}
-        return json.dumps(said)
+        return json.dumps(said | booked)
     return json.dumps(
         {
             "text": outcome.text,
@@ -230,14 +306,16 @@ def _encoded(outcome: LMReply | LMError | CutOff) -> str:
             "model": outcome.model,
             "usage": msgspec.structs.asdict(outcome.usage),
         }
+        | booked
     )
 
 
-def _decoded(text: str) -> LMReply | LMError | CutOff:
+def _decoded(text: str) -> tuple[LMReply | LMError | CutOff, list[Settlement]]:
     fields: dict[str, Any] = json.loads(text)
+    bill = [Settlement(**each) for each in fields.pop("booked", ())]
     if not fields:
-        return CutOff()
+        return CutOff(), bill
     if "error" in fields:
-        return LMError(fields.pop("error"), **fields)
+        return LMError(fields.pop("error"), **fields), bill
     fields["usage"] = LMUsage(**fields["usage"])
-    return LMReply(**fields, cached=True)
+    return LMReply(**fields, cached=True), bill

@@ -16,6 +16,7 @@ from ..events import (
     RunStarted,
     SandboxOpened,
     SubcallFinished,
+    ToolCalled,
     TurnFinished,
     TurnStarted,
 )
@@ -59,9 +60,9 @@ class Trajectory:
 
     `metadata()` is `{"run_metadata": {...}, "iterations": [...]}` as the reference shapes it: an iteration has
     `prompt` (only the messages that were new in that turn), `response`, `code_blocks`, `final_answer` and
-    `iteration_time`; a code block's `result` has `stdout`, `stderr`, `locals` (name → short text), `execution_time` and
-    `rlm_calls`; the record of a child run carries the child's own trajectory as its `metadata`. All of it is strict
-    JSON data, without NaN.
+    `iteration_time`; a code block's `result` has `stdout`, `stderr`, `locals` (name → short text), `execution_time`,
+    `rlm_calls`, and `tool_calls` where it called tools of the host; the record of a child run carries the child's own
+    trajectory as its `metadata`. All of it is strict JSON data, without NaN.
     """
 
     def __init__(self) -> None:
@@ -92,6 +93,8 @@ class Trajectory:
                 _finished(run.result(), event)
             case SubcallFinished():
                 self._subcall(run, event)
+            case ToolCalled():
+                _tool_called(run.result(), event)
             case TurnFinished():
                 run.iteration(event.turn, event.time)["iteration_time"] = _number(event.seconds)
             case RunFinished():
@@ -161,6 +164,22 @@ def _finished(result: dict[str, Any] | None, event: CellFinished) -> None:
     result["stderr"] = _joined(event.stderr, event.error)
     result["locals"] = dict(event.variables)
     result["execution_time"] = _number(event.seconds)
+
+
+def _tool_called(result: dict[str, Any] | None, event: ToolCalled) -> None:
+    if result is None:
+        return
+    # Only where there are any: the reference has no such field.
+    result.setdefault("tool_calls", []).append(
+        {
+            "name": event.name,
+            "args": plain(event.args),
+            "kwargs": plain(event.kwargs),
+            "error": event.error,
+            "result_bytes": event.result_bytes,
+            "execution_time": _number(event.seconds),
+        }
+    )
 
 
 def _joined(stderr: str, error: str | None) -> str:

@@ -9,13 +9,15 @@ from typing import Any, Literal, Protocol, cast
 
 import anyio
 import anyio.abc
-from msgspec import Struct
+from msgspec import Struct, field
 
 from ..errors import LimitError, LMError, ProtocolError, RLMError
 from .clock import CellClock
 from .messages import Call, Cancel, Reply
 from .raised import innermost
-from .tools import HostTools, ToolFailure
+from .room import Room
+from .tool_desk import ToolDesk, ToolFailure
+from .tools import HostTools
 from .worker import codec
 
 PERMANENT = frozenset({"authentication", "permission", "unknown_model", "not_found", "quota"})
@@ -65,6 +67,9 @@ class ToolRecord(Struct, frozen=True):
     result_bytes: int
     """Bytes of the reply to the worker."""
     seconds: float
+    args: list[Any] = field(default_factory=list[Any])
+    """In the codec's form, as is `kwargs`."""
+    kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 class _Cancellable(Protocol):
@@ -85,9 +90,11 @@ class Broker:
         tools: HostTools,
         clock: CellClock,
         *,
-        limiter: anyio.CapacityLimiter,
+        desk: ToolDesk,
+        room: Room,
         files: Callable[[Any, list[Any]], Awaitable[Any]] | None = None,
         retired: Collection[str] = (),
+        hidden: Collection[str] = (),
         on_tool: Callable[[ToolRecord], None] | None = None,
     ) -> None:
         self.subcalls = 0
@@ -99,9 +106,11 @@ class Broker:
         self._services = services
         self._tools = tools
         self._clock = clock
-        self._limiter = limiter
+        self._desk = desk
+        self._room = room
         self._files = files
         self._retired = retired
+        self._hidden = hidden
         self._on_tool = on_tool
         # anyio before 4.14 gives no handle to a task; there each call has a cancel scope of its own.
         self._create_task: Callable[[Coroutine[Any, Any, None]], _Cancellable] | None
@@ -124,7 +133,7 @@ class Broker:
             return
         if call.kind not in self._answer:
             raise ProtocolError(f"the worker made a call of the unknown kind {call.kind[:40]!r}")
-        if call.kind == "tool" and call.name not in self._tools.names and call.name not in self._retired:
+        if call.kind == "tool" and not self._is_tool(call.name):
             raise ProtocolError(f"the worker called the unknown tool {str(call.name)[:40]!r}")
         if not self._open:
             self._clock.pause()
@@ -133,6 +142,9 @@ class Broker:
             self._start(call)
         else:
             self._waiting[call.id] = call
+
+    def _is_tool(self, name: str | None) -> bool:
+        return (name in self._tools.names and name not in self._hidden) or name in self._retired
 
     def cancel(self, frame: Cancel) -> None:
         """The cell no longer waits for this call."""
@@ -175,9 +187,8 @@ class Broker:
             size = self._settle(reply)
             if self._waiting:
                 self._start(self._waiting.pop(next(iter(self._waiting))))
-            if self._on_tool is not None and call.kind == "tool":
-                error = None if reply.error is None else f"{reply.kind}: {reply.error}"
-                self._on_tool(ToolRecord(call.name or "", error, size, time.perf_counter() - began))
+            if call.kind == "tool":
+                self._tool_served(call, reply, size, time.perf_counter() - began)
 
     def _settle(self, reply: Reply) -> int:
         del self._open[reply.id]
@@ -223,14 +234,25 @@ class Broker:
     # ---- tools -------------------------------------------------------------------------------------------------------
 
     async def _answer_tool(self, call: Call) -> Reply:
-        if call.name not in self._tools.names:
+        if call.name not in self._tools.names or call.name in self._hidden:
             gone = f"{call.name} was a tool of an earlier completion and is none of this one"
             return Reply(id=call.id, error=gone, kind="NameError", raises=True)
+        asked = self._tools, call.name or "", call.args, call.kwargs
         try:
-            value = await self._tools.call(call.name or "", call.args, call.kwargs, limiter=self._limiter)
+            await self._desk.admit(*asked)
+            async with self._room.place(asked[1]):
+                value = await self._desk.call(*asked)
         except ToolFailure as failure:
             return Reply(id=call.id, error=str(failure), kind=failure.kind, raises=True)
         return Reply(id=call.id, value=value)
+
+    def _tool_served(self, call: Call, reply: Reply, size: int, seconds: float) -> None:
+        name = call.name or ""
+        if reply.error is None:
+            self._room.learn(name, size)
+        if self._on_tool is not None:
+            error = None if reply.error is None else f"{reply.kind}: {reply.error}"
+            self._on_tool(ToolRecord(name, error, size, seconds, call.args, call.kwargs))
 
     # ---- files -------------------------------------------------------------------------------------------------------
 

@@ -135,6 +135,10 @@ class Channel:
         self._exit: Exit | None = None
         self._out: deque[bytes | memoryview] = deque()
         self._mute = False  # the worker takes nothing any more
+        self.unsent = 0
+        """Bytes in `_out` and those that `sandbox.send` has not taken yet."""
+        self.on_sent: Callable[[], None] = lambda: None
+        """Called when `unsent` has become less."""
         self._kick = anyio.Event()
         self._sending = anyio.Lock(fast_acquire=True)  # held by whoever is inside `sandbox.send`
 
@@ -219,6 +223,11 @@ class Channel:
     def _drop_queue(self) -> None:
         self._out.clear()
         self._credit_leaving()
+        self._sent(self.unsent)
+
+    def _sent(self, size: int) -> None:
+        self.unsent = max(0, self.unsent - size)
+        self.on_sent()
 
     def _post(self, data: bytes, *, at_once: bool) -> bool:
         """Send or queue; False if any of it is still to be sent."""
@@ -232,8 +241,10 @@ class Channel:
             if sent == len(data):
                 return True
             self._out.append(memoryview(data)[sent:])
+            self.unsent += len(data) - sent
         else:
             self._out.append(data)
+            self.unsent += len(data)
         self._kick.set()
         return False
 
@@ -258,6 +269,7 @@ class Channel:
             self._out.clear()
             self._credit_leaving()  # before the bytes: the worker may spend it as soon as it has read them
             await self._sandbox.send(bytes(data))
+            self._sent(len(data))
 
     def abandon(self) -> None:
         """Kill the worker: what was sent to it can't be taken back, so nothing else would be sound."""

@@ -57,7 +57,7 @@ class LoadPlan(Struct, frozen=True, kw_only=True):
     """How one variable gets to a worker, any number of times. One of `value`, `content`, `file`, `files` is given."""
 
     name: str
-    form: Literal["text", "bytes", "json", "pickle", "documents", "lazy"]
+    form: Literal["text", "bytes", "json", "pickle", "documents", "code", "lazy"]
     value: Any = None
     """The codec's form of a small value, sent in the frame; for "lazy" key, name and bytes of the file."""
     content: str | bytes | None = None

@@ -27,6 +27,7 @@ from .messages import (
     Ready,
     Reply,
 )
+from .room import Room
 from .sandbox import Exit, Printed, Report, Sandbox
 
 START_TIMEOUT = 60.0
@@ -47,6 +48,11 @@ class Link:
     def __init__(self, sandbox: Sandbox) -> None:
         self.sandbox = sandbox
         self.channel = Channel(sandbox, self)
+        self.room = Room(lambda: self.channel.unsent)
+        """Of tools' results on their way to the worker."""
+        self.channel.on_sent = self.room.look
+        self.hidden: set[str] = set()
+        """Functions of objects that are in the worker themselves: none of its cells calls these on the host."""
         self.report: Report = sandbox.report
         self.ready = anyio.Event()
         self.ended = anyio.Event()

@@ -37,7 +37,8 @@ class Init(_Frame, tag="init"):
     show_values: bool = False
     """Send a short repr of each variable with `done`, not only its type."""
     tools: list[str] = field(default_factory=list[str])
-    """Names of host callables; values arrive as `load` frames with `reserve`."""
+    """Names of host callables, "name.function" for those of an object that stays on the host; values arrive as `load`
+    frames with `reserve`."""
     drop: list[str] = field(default_factory=list[str])
     """Names that are put back no more: tools that are not there any longer."""
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 import anyio
 
 from ..errors import RLMError
+from .tool_threads import ToolThreads
 
 if TYPE_CHECKING:
     from .sandbox import Scope
@@ -44,6 +45,8 @@ class ResourceScope:
         self.long_lived = long_lived
         self.threads = anyio.CapacityLimiter(THREADS)
         """For blocking calls of ours: anyio's own limiter is the application's, whose threads may wait for us."""
+        self.tool_threads = ToolThreads()
+        """Of tools that are plain functions, some of which may never end."""
         self._grace = grace
         self._entries: dict[Hashable, _Entry] = {}
         self._order: list[_Entry] = []  # as they were entered

@@ -10,27 +10,26 @@ from typing import Any, Self
 
 import anyio
 import anyio.abc
-import anyio.to_thread
 import msgspec
 
 from ..errors import ConfigurationError, RLMError, SandboxLost
 from .broker import Broker, Services, SubCall, ToolRecord
 from .clock import CellClock, Verdict
-from .context import plan_load, plan_tool
+from .context import plan_load
 from .link import CLOSE_GRACE, Link, check_code
 from .messages import Init
 from .outcome import CellOutcome, SubmittedAnswer, lost, lost_between, say_over, submitted
 from .resources import threads_of
 from .sandbox import Environment, Report, Scope
 from .shelf import Shelf
+from .tool_desk import ToolDesk
+from .tool_loading import load_tools
 from .tools import HostTools
 
 GRACE = 2.0
 """Seconds between the first interrupt of a cell and the kill."""
 SECOND_INTERRUPT = 0.6
 """Seconds after which a cell is interrupted again: Python loses an interrupt that hits a `__del__` or a callback."""
-TOOL_THREADS = 64
-"""Plain tools of one session that run at the same time."""
 
 __all__ = ["CellOutcome", "Services", "Session", "SubCall", "SubmittedAnswer", "ToolRecord"]
 
@@ -45,7 +44,7 @@ class Session:
         environment: Where cells run.
         scope: What outlives the session.
         services: What answers the sub-calls of cells.
-        tools: The caller's own values and callables.
+        tools, desk: The caller's own values and callables, and what holds for calls of them.
         raise_errors: Whether a failed sub-call raises in the cell.
         show_values: Whether outcomes have short reprs of the variables.
         on_tool: Called after each call of a host callable.
@@ -61,6 +60,7 @@ class Session:
         services: Services,
         *,
         tools: HostTools | None = None,
+        desk: ToolDesk | None = None,
         raise_errors: bool = False,
         show_values: bool = False,
         on_tool: Callable[[ToolRecord], None] | None = None,
@@ -71,7 +71,8 @@ class Session:
         self._scope = scope
         self._services = services
         self._tools = tools or HostTools()
-        self._init = Init(raise_errors=raise_errors, show_values=show_values, tools=list(self._tools.names))
+        self._desk = desk or ToolDesk()
+        self._init = Init(raise_errors=raise_errors, show_values=show_values, tools=self._tools.functions)
         self._on_tool = on_tool
         self._on_sandbox = on_sandbox
         self._link: Link | None = None
@@ -86,7 +87,6 @@ class Session:
         self._busy: str | None = None
         self._group: anyio.abc.TaskGroup | None = None
         self._closed = False
-        self._tool_threads = anyio.CapacityLimiter(TOOL_THREADS)
         self._threads = threads_of(scope)
         self._shelf = Shelf(self._threads)
 
@@ -152,6 +152,7 @@ class Session:
         services: Services,
         *,
         tools: HostTools,
+        desk: ToolDesk,
         raise_errors: bool = False,
         show_values: bool = False,
         on_tool: Callable[[ToolRecord], None] | None = None,
@@ -172,13 +173,13 @@ class Session:
             self._on_sandbox = None
             link = await self._worker()
             before, self._tools = self._tools, tools
-            self._services, self._on_tool = services, on_tool
+            self._services, self._on_tool, self._desk = services, on_tool, desk
             self._retired |= before.names.keys()
-            self._init = Init(raise_errors=raise_errors, show_values=show_values, tools=list(tools.names))
-            gone = {*before.names, *before.values} - {*tools.names, *tools.values}
+            self._init = Init(raise_errors=raise_errors, show_values=show_values, tools=tools.functions)
+            gone = before.entries.keys() - tools.entries.keys()
             link.channel.send(msgspec.structs.replace(self._init, drop=sorted(gone)))
             if before is not tools:
-                await self._load_tools(link)
+                await load_tools(link, tools, self._init, self._threads)
             await link.load(plan_load("answer", {"content": "", "ready": False}))
             link.forget_answer()
             if on_sandbox is not None:
@@ -258,9 +259,11 @@ class Session:
             self._services,
             self._tools,
             clock,
-            limiter=self._tool_threads,
+            desk=self._desk,
+            room=link.room,
             files=self._shelf.answer,
             retired=self._retired,
+            hidden=link.hidden,
             on_tool=self._on_tool,
         )
         verdict: Verdict | None = None
@@ -373,7 +376,7 @@ class Session:
             await link.start(self._init)
             if self._on_sandbox is not None:
                 self._on_sandbox(link.report, time.monotonic() - began)
-            await self._load_tools(link)
+            await load_tools(link, self._tools, self._init, self._threads)
             for plan in self._shelf.plans(group):
                 await link.load(plan)
         except BaseException:
@@ -381,10 +384,6 @@ class Session:
             link.told = True
             raise
         return link
-
-    async def _load_tools(self, link: Link) -> None:
-        for name, value in self._tools.values.items():
-            await link.load(await anyio.to_thread.run_sync(plan_tool, name, value, limiter=self._threads))
 
     @contextmanager
     def _exclusively(self, what: str) -> Generator[None]:

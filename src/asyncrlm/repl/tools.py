@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 import keyword
+import math
 import re
 import unicodedata
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Integral, Real
+from typing import Any, Literal, cast
 
-import anyio
-import anyio.to_thread
+from msgspec import UNSET, Struct, UnsetType, field
 
 from ..errors import ConfigurationError
-from .raised import innermost
-from .worker import codec
+from .tool_objects import functions_of, source_of
+from .tool_words import describe_function, describe_object, describe_source, describe_value
 
 RESERVED_NAMES = frozenset(
     {
@@ -38,25 +38,35 @@ RESERVED_NAMES = frozenset(
 """Names that cells find already bound, besides `context_N` and `history_N`. No tool may have one."""
 
 _NUMBERED = re.compile(r"(context|history)_\d+")
-_LONGEST_DOC = 1000
+_KEYS = ("tool", "description", "timeout", "max_calls")
 
 
-class ToolFailure(Exception):
-    """A host callable raised, or returned what can't be sent. The text and `kind` are what the cell reads."""
+class Tool(Struct, frozen=True, kw_only=True):
+    """One entry of `custom_tools`."""
 
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
+    name: str
+    kind: Literal["function", "source", "object", "value"]
+    """A callable of the host; Python source that defines the name in the sandbox; what is no plain data, and has
+    functions; anything else."""
+    value: Any
+    text: str
+    """What the prompt says of it."""
+    functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict[str, Callable[..., Any]])
+    """What cells may call on the host: itself, or "name.function" of an object that could not be sent."""
+    timeout: float | UnsetType | None = UNSET
+    """Seconds one call may take; unset: what the run says."""
+    max_calls: int | None = None
+    """Calls of each function in one completion, children included."""
 
 
 class HostTools:
-    """`custom_tools`, checked: name → value, or name → {"tool": value, "description": str}.
+    """`custom_tools`, checked: name → value, or name → {"tool": value, "description": str, …}.
 
     `argument` is what the caller knows them by, for messages.
 
     Raises:
-        ConfigurationError: if they are no dict, a name is reserved or no identifier, or a description is no str; the
-            message names it.
+        ConfigurationError: if they are no dict, a name is reserved or no identifier, or what belongs to an entry is
+            wrong; the message names it.
     """
 
     def __init__(self, custom_tools: Mapping[str, Any] | None = None, argument: str = "custom_tools") -> None:
@@ -65,65 +75,50 @@ class HostTools:
                 f'{argument} must be a dict of names and values or callables, such as {{"look_up": look_up}}, '
                 f"not {type(custom_tools).__name__}"
             )
-        self.values: dict[str, Any] = {}
-        """Name → plain value, loaded into each worker."""
-        self._callables: dict[str, Callable[..., Any]] = {}
-        self._descriptions: dict[str, str] = {}
+        self.entries: dict[str, Tool] = {}
+        """In the order they were given."""
         for name, entry in (custom_tools or {}).items():
             check_name(name)
-            value, description = _split_entry(name, entry)
-            self._descriptions[name] = description
-            if callable(value):
-                self._callables[name] = value
-            else:
-                self.values[name] = value
+            self.entries[name] = _tool(name, entry)
+        self.names: dict[str, Callable[..., Any]] = {}
+        """The host callables by the name that a call has: "name", or "name.function" for one of an object."""
+        for tool in self.entries.values():
+            self.names.update(tool.functions)
+
+    def joined(self, more: Iterable[Tool]) -> HostTools:
+        """These and `more`.
+
+        Raises:
+            ConfigurationError: if two have the same name.
+        """
+        joined = HostTools()
+        for tool in (*self.entries.values(), *more):
+            if tool.name in joined.entries:
+                raise ConfigurationError(f"two tools have the name {tool.name!r}; give one of them another")
+            joined.entries[tool.name] = tool
+            joined.names.update(tool.functions)
+        return joined
+
+    def of_kind(self, *kinds: str) -> list[Tool]:
+        return [tool for tool in self.entries.values() if tool.kind in kinds]
 
     @property
-    def names(self) -> Mapping[str, Callable[..., Any]]:
-        """The host callables, by name."""
-        return self._callables
+    def values(self) -> dict[str, Any]:
+        """Name → what is sent into each worker as data."""
+        return {tool.name: tool.value for tool in self.of_kind("value", "object")}
+
+    @property
+    def functions(self) -> list[str]:
+        """Names of the callables that are called on the host wherever cells run."""
+        return [tool.name for tool in self.of_kind("function")]
+
+    def entry(self, call: str) -> Tool:
+        """The tool that a call by this name is for."""
+        return self.entries[call.partition(".")[0]]
 
     def describe(self) -> str:
         """One line or more for each tool, for the prompt: signature, types, what it does. Empty without tools."""
-        lines: list[str] = []
-        for name, description in self._descriptions.items():
-            function = self._callables.get(name)
-            if function is None:
-                head = f"`{name}`: {type(self.values[name]).__name__}"
-                text = description
-            else:
-                head = f"`{_signature(name, function)}`"
-                text = description or _doc(function)
-            lines.append(f"- {head}" + (f" - {text}" if text else ""))
-        return "\n".join(lines)
-
-    async def call(
-        self, name: str, args: list[Any], kwargs: dict[str, Any], *, limiter: anyio.CapacityLimiter | None = None
-    ) -> Any:
-        """Call a host callable with arguments as the codec encoded them; its result is encoded likewise.
-
-        Coroutine functions run in the calling task; plain ones in a worker thread, which a cancellation leaves behind.
-
-        Raises:
-            ToolFailure: if it raised, whatever it raised, or returned what can't be sent.
-        """
-        function = self._callables[name]
-        try:
-            positional = [codec.decode(value) for value in args]
-            named = {key: codec.decode(value) for key, value in kwargs.items()}
-        except ValueError as error:
-            raise ToolFailure("ValueError", f"the arguments of {name} could not be read: {error}") from None
-        if _is_async(function):
-            outcome = await _run_async(name, function, positional, named)
-        else:
-            outcome = await anyio.to_thread.run_sync(
-                _run_plain, name, function, positional, named, abandon_on_cancel=True, limiter=limiter
-            )
-            if isinstance(outcome, _Later):
-                outcome = await _run_async(name, _awaited, [outcome.awaitable], {})
-        if isinstance(outcome, ToolFailure):
-            raise outcome
-        return outcome
+        return "\n".join(f"- {tool.text}" for tool in self.entries.values())
 
 
 def check_name(name: Any) -> None:
@@ -146,7 +141,7 @@ def check_context_name(name: Any, tools: HostTools) -> None:
     """
     _check_identifier("load", name)
     _refuse_reserved("load", name, RESERVED_NAMES - {"context", "history"})
-    if name in tools.names or name in tools.values:
+    if name in tools.entries:
         raise ConfigurationError(f"load: the name {name!r} is that of one of the custom_tools; choose another")
 
 
@@ -172,81 +167,61 @@ def _reserved(what: str, name: str, reserved: frozenset[str]) -> ConfigurationEr
     )
 
 
-def _split_entry(name: str, entry: Any) -> tuple[Any, str]:
-    described = cast("dict[Any, Any]", entry) if isinstance(entry, dict) else {}
-    if "tool" not in described:
-        return cast("Any", entry), ""
-    for key in described:
-        if key not in ("tool", "description"):
+def _tool(name: str, entry: Any) -> Tool:
+    about: dict[Any, Any] = {"tool": entry}
+    if isinstance(entry, dict) and "tool" in entry:
+        about = cast("dict[Any, Any]", entry)
+    for key in about:
+        if key not in _KEYS:
             raise ConfigurationError(
-                f'custom_tools: unknown key {key!r} beside "tool" for {name!r}; known are: tool, description (a dict '
+                f'custom_tools: unknown key {key!r} beside "tool" for {name!r}; known are: {", ".join(_KEYS)} (a dict '
                 'of your own goes in as {"tool": {…}})'
             )
-    description = described.get("description") or ""
+    description = about.get("description") or ""
     if not isinstance(description, str):
         raise ConfigurationError(f"custom_tools: the description of {name!r} must be a str")
-    return described["tool"], description.strip()
+    description = description.strip()
+    limits: dict[str, Any] = {}
+    if "timeout" in about:
+        limits["timeout"] = checked_seconds(f"custom_tools: the timeout of {name!r}", about["timeout"])
+    if about.get("max_calls") is not None:
+        limits["max_calls"] = _checked_count(name, about["max_calls"])
+    tool = _made(name, about["tool"], description, limits)
+    if limits and not tool.functions:
+        raise ConfigurationError(
+            f"custom_tools: {name!r} is not called on the host, so it can't have {' or '.join(limits)}"
+        )
+    return tool
 
 
-def _is_async(function: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004 -- not whether it can be called, but how
+def _made(name: str, value: Any, description: str, limits: dict[str, Any]) -> Tool:
+    if callable(value):
+        text = describe_function(name, value, description)
+        return Tool(name=name, kind="function", value=value, text=text, functions={name: value}, **limits)
+    if isinstance(value, str) and (source := source_of(name, value)) is not None:
+        return Tool(name=name, kind="source", value=source, text=describe_source(name, source, description))
+    functions = functions_of(value)
+    if functions:
+        text = describe_object(name, value, functions, description)
+        named = {f"{name}.{each}": function for each, function in functions.items()}
+        return Tool(name=name, kind="object", value=value, text=text, functions=named, **limits)
+    return Tool(name=name, kind="value", value=value, text=describe_value(name, value, description))
 
 
-def _signature(name: str, function: Callable[..., Any]) -> str:
-    try:
-        return f"{name}{inspect.signature(function)}"
-    except (TypeError, ValueError):
-        return f"{name}(...)"
+def checked_seconds(what: str, value: Any) -> float | None:
+    """`value` as a time limit; None for none.
+
+    Raises:
+        ConfigurationError: if it is no number, 0 or more.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 0:
+        raise ConfigurationError(f"{what} must be a number of seconds, 0 or more, or None")
+    return None if float(value) == math.inf else float(value)
 
 
-def _doc(function: Callable[..., Any]) -> str:
-    # A class or an instance inherits a docstring that tells nothing about this tool.
-    text = inspect.getdoc(function) if inspect.isroutine(function) or inspect.isclass(function) else None
-    return (text or "").strip()[:_LONGEST_DOC]
-
-
-class _Later:
-    """What a plain function returned to be awaited. Bare, trio would not let it out of the thread."""
-
-    def __init__(self, awaitable: Any) -> None:
-        self.awaitable = awaitable
-
-
-async def _awaited(awaitable: Any) -> Any:
-    return await awaitable
-
-
-async def _run_async(name: str, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
-    try:
-        result = await function(*args, **kwargs)
-    except (anyio.get_cancelled_exc_class(), KeyboardInterrupt, GeneratorExit):
-        raise
-    except BaseException as error:  # noqa: BLE001 -- a SystemExit of a tool is the cell's, not the host's
-        return _failure(error)
-    return _encode(name, result)
-
-
-def _run_plain(name: str, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
-    # An exception is handed back as a value: neither StopIteration nor SystemExit passes through a future unharmed.
-    try:
-        result = function(*args, **kwargs)
-    except BaseException as error:  # noqa: BLE001 -- see above
-        return _failure(error)
-    return _Later(result) if inspect.isawaitable(result) else _encode(name, result)
-
-
-def _failure(raised: BaseException) -> ToolFailure:
-    error = innermost(raised)
-    try:
-        text = str(error)
-    except Exception as broken:  # noqa: BLE001 -- an exception whose __str__ raises is still an exception to report
-        text = f"(its text can't be had: {type(broken).__name__})"
-    return ToolFailure(type(error).__name__, text)
-
-
-def _encode(name: str, result: Any) -> Any:
-    try:
-        return codec.encode(result)
-    except Exception as error:  # noqa: BLE001 -- the caller's own objects take part in encoding and may raise anything
-        text = f"the tool {name} returned a {type(result).__name__}, which can't be sent to a cell: {error}"
-        return ToolFailure("TypeError", text)
+def _checked_count(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
+        raise ConfigurationError(f"custom_tools: max_calls of {name!r} must be a whole number, 1 or more, or None")
+    return int(value)

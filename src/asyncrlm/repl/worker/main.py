@@ -83,8 +83,12 @@ class Worker:
         self.cells.show_values = frame.get("show_values", False)
         for name in frame.get("drop", ()):
             self.namespace.release(name)
+        functions: dict[str, list[str]] = {}
         for name in frame.get("tools", ()):
-            self.namespace.reserve(name, self.surface.tool(name))
+            owner, _, function = name.partition(".")
+            functions.setdefault(owner, []).append(function)
+        for name, of_it in functions.items():
+            self.namespace.reserve(name, self.surface.host_object(name, of_it) if of_it[0] else self.surface.tool(name))
 
     def _load(self, frame: dict[str, Any]) -> dict[str, Any]:
         try:

@@ -173,6 +173,30 @@ class Surface:
         tool.__module__ = "__main__"
         return tool
 
+    def host_object(self, name: str, functions: list[str]) -> HostObject:
+        """An object that stays on the host, behind its functions."""
+        return HostObject(name, {each: self.tool(f"{name}.{each}") for each in functions})
+
+
+class HostObject:
+    """Stands for an object of the host, whose functions are called there."""
+
+    def __init__(self, name: str, functions: dict[str, Callable[..., Any]]) -> None:
+        self.__dict__.update(functions)
+        self.__dict__["__name__"] = name
+
+    def __setattr__(self, attribute: str, value: Any) -> None:
+        raise AttributeError(f"{self!r}; nothing of it can be set here")
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        raise AttributeError(f"{self!r}; it has no function {attribute!r}, and its data can't be read here")
+
+    def __repr__(self) -> str:
+        functions = [name for name in self.__dict__ if not name.startswith("__")]
+        return f"<{self.__dict__['__name__']} is an object of the host; functions: {', '.join(functions)}>"
+
 
 def _encoder(kind: str, model: Any, schema: Any) -> Callable[[Any], str]:
     if model is not None and not isinstance(model, str):

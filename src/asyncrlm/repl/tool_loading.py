@@ -1,0 +1,43 @@
+"""Tools on their way into a worker: data as data, source as source, objects by pickle or left on the host."""
+
+from __future__ import annotations
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from ..errors import ConfigurationError
+from .context import LoadPlan, plan_tool
+from .link import Link
+from .messages import Init
+from .tools import HostTools, Tool
+from .worker import codec
+
+
+async def load_tools(link: Link, tools: HostTools, init: Init, threads: anyio.CapacityLimiter) -> None:
+    """Bind all tools in a worker that has `init`, and with it the callables, already.
+
+    An object that is no plain data is pickled; where it can't be, or the worker can't unpickle it, cells get what
+    calls its functions on the host.
+
+    Raises:
+        ConfigurationError: if a value can't be loaded.
+        SandboxLost: if the worker ends meanwhile.
+    """
+    link.hidden.clear()
+    for tool in tools.of_kind("source", "value"):
+        await link.load(await _planned(tool, threads))
+    for tool in tools.of_kind("object"):
+        link.hidden.update(tool.functions)
+        try:
+            await link.load(await _planned(tool, threads))
+        except ConfigurationError:
+            link.check()
+            link.hidden.difference_update(tool.functions)
+            link.channel.send(msgspec.structs.replace(init, tools=list(tool.functions)))
+
+
+async def _planned(tool: Tool, threads: anyio.CapacityLimiter) -> LoadPlan:
+    if tool.kind == "source":
+        return LoadPlan(name=tool.name, form="code", value=codec.encode(tool.value))
+    return await anyio.to_thread.run_sync(plan_tool, tool.name, tool.value, limiter=threads)
