@@ -14,9 +14,7 @@ from typing import ClassVar
 import anyio
 import anyio.abc
 
-from asyncrlm import AsyncRLM
-from asyncrlm.environments import Scope
-from asyncrlm.environments.remote import Machine, RemoteEnvironment
+from asyncrlm import AsyncRLM, Machine, RemoteEnvironment, Scope
 
 
 class SshMachine(Machine):

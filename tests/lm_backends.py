@@ -11,6 +11,7 @@ from msgspec import Struct, field
 
 from asyncrlm.lm.base import LMClient, LMDelta, LMReply, LMRequest
 from asyncrlm.lm.clients import ClientSpec, client_spec
+from asyncrlm.lm.endpoints import PRESETS
 from asyncrlm.testing import FakeAnthropicServer, FakeGeminiServer, FakeOpenAIServer
 from asyncrlm.testing.server import FakeServer
 
@@ -43,6 +44,7 @@ class Backend(Struct, frozen=True, kw_only=True):
     error_event: bytes = b'{"error": {"message": "overloaded", "code": 503}}'
     cap: tuple[str, ...] = ("max_tokens",)
     """Where in the body the cap on output tokens stands."""
+    usage_name: str = "usage"
 
     def spec(self, server: FakeServer, sampling_args: Mapping[str, Any] | None = None, **kwargs: Any) -> ClientSpec:
         given = {self.url_name: getattr(server, self.url_of), "model_name": "m", self.key_name: KEY, **self.kwargs}
@@ -55,7 +57,7 @@ class Backend(Struct, frozen=True, kw_only=True):
             yield server, client
 
 
-BACKENDS = [
+FAMILIES = [
     Backend(name="openai"),
     Backend(name="ollama"),
     Backend(name="portkey", signature=("x-portkey-api-key", KEY)),
@@ -96,8 +98,12 @@ BACKENDS = [
         signature=("x-goog-api-key", KEY),
         error_event=b'{"error": {"code": 503, "message": "overloaded", "status": "UNAVAILABLE"}}',
         cap=("generationConfig", "maxOutputTokens"),
+        usage_name="usageMetadata",
     ),
 ]
+"""One backend of each client."""
+
+BACKENDS = [*FAMILIES, *(Backend(name=name) for name in PRESETS if name not in ("openai", "ollama"))]
 
 
 async def streamed(client: LMClient, request: LMRequest) -> tuple[list[LMDelta], LMReply]:

@@ -103,3 +103,12 @@ def test_the_table_goes_between_the_markers_and_nowhere_else(tmp_path: Path) -> 
     with pytest.raises(ValueError, match="must have one line"):
         table.write(page, "new")
     assert table.BEGIN in (BENCHMARKS / "README.md").read_text()
+
+
+def test_what_a_sandbox_costs_is_measured_in_each_place() -> None:
+    command = [sys.executable, BENCHMARKS / "sandboxes.py", "--quick", "--only=local,ipython"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr + done.stdout
+    for title in ("local", "ipython", "ipython, a kernel of Jupyter's"):
+        assert f"| {title} | " in done.stdout
+    assert "docker" not in done.stdout

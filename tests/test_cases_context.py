@@ -165,7 +165,6 @@ async def test_a_context_larger_than_a_command_line_loads() -> None:
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"compaction": True}, "compaction"),
         ({"environment": "nowhere"}, "local"),
         ({"backend": "anthropic"}, "anthropic"),
         ({"backend": "azure_openai"}, "azure_openai"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import anyio
@@ -129,8 +130,57 @@ async def test_nothing_of_the_host_is_seen_and_the_container_is_hardened(
     host = described["HostConfig"]
     assert (host["NetworkMode"], host["ReadonlyRootfs"], host["CapDrop"]) == ("none", True, ["ALL"])
     assert (host["SecurityOpt"], host["Memory"], host["PidsLimit"]) == (["no-new-privileges"], 4 << 30, 66)
+    assert described["Config"]["NetworkDisabled"]
     assert (host["CpuQuota"], host["CpuPeriod"], host["Binds"]) == (200_000, 100_000, [])
     assert (host["LogConfig"]["Type"], described["Config"]["User"]) == ("none", "65534:65534")
+
+
+LISTENS = """import socket
+tcp = socket.create_server(("0.0.0.0", 4711))
+named = socket.socket(socket.AF_UNIX); named.bind("\\0asyncrlm-neighbour"); named.listen()
+local = socket.socket(socket.AF_UNIX); local.bind("/tmp/neighbour.sock"); local.listen()
+open("/dev/shm/neighbour", "w").write("secret")
+import subprocess
+neighbour = subprocess.Popen(["sleep", "1000"])
+print([socket.create_connection(("127.0.0.1", 4711)).fileno() > 0, neighbour.pid])
+"""
+REACHES = """import os, socket
+failed = []
+def fails(name, attempt):
+    try:
+        attempt()
+    except OSError:
+        failed.append(name)
+fails("tcp", lambda: socket.create_connection(("127.0.0.1", 4711), 2))
+fails("address", lambda: socket.create_connection(("172.17.0.2", 4711), 2))
+fails("abstract", lambda: socket.socket(socket.AF_UNIX).connect("\\0asyncrlm-neighbour"))
+fails("path", lambda: socket.socket(socket.AF_UNIX).connect("/tmp/neighbour.sock"))
+fails("memory", lambda: open("/dev/shm/neighbour").close())
+fails("engine", lambda: socket.socket(socket.AF_UNIX).connect("/var/run/docker.sock"))
+seen = [open(f"/proc/{pid}/cmdline").read() for pid in os.listdir("/proc") if pid.isdigit()]
+fails("process", lambda: os.stat("/none") if not any("sleep" in line for line in seen) else None)
+print(failed)
+"""
+
+
+async def test_containers_do_not_reach_each_other(docker: httpx.AsyncClient) -> None:
+    kwargs = {"isolation": "none"}  # the worker's own confinement makes no socket at all
+    async with Repl("docker", environment_kwargs=kwargs) as one, Repl("docker", environment_kwargs=kwargs) as other:
+        there = await one.execute(LISTENS)
+        assert (there.stdout[:6], there.error) == ("[True,", None)
+        with anyio.fail_after(CAP):
+            result = await other.execute(REACHES)
+        wanted = ["tcp", "address", "abstract", "path", "memory", "engine", "process"]
+        assert (result.stdout, result.error) == (f"{wanted}\n", None)
+
+
+async def test_each_container_has_a_network_namespace_of_its_own_with_nothing_in_it(docker: httpx.AsyncClient) -> None:
+    look = "import os; print(os.readlink('/proc/self/ns/net'), open('/proc/net/dev').read().count(':'))"
+    async with Repl("docker") as one, Repl("docker") as other:
+        seen = {(await repl.execute(look)).stdout for repl in (one, other)}
+    names = {line.split()[0] for line in seen}
+    assert {line.split()[1] for line in seen} == {"1"}  # the loopback device
+    assert len(names | {os.readlink("/proc/self/ns/net")}) == 3
 
 
 async def test_volumes_and_a_network_are_given_where_asked_for(docker: httpx.AsyncClient, tmp_path: Any) -> None:

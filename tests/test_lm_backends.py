@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import pickle
 from typing import Any
 
 import anyio
 import httpx
 import httpx2
 import pytest
-from lm_backends import BACKENDS, Backend, streamed, whole
+from lm_backends import BACKENDS, FAMILIES, Backend, streamed, whole
 from lm_serving import KEY, ask, timeless
 
 from asyncrlm.errors import ConfigurationError, LMError
@@ -22,6 +24,7 @@ from asyncrlm.testing import FakeReply, FakeRequest
 pytestmark = pytest.mark.anyio
 
 each = pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+each_family = pytest.mark.parametrize("backend", FAMILIES, ids=lambda backend: backend.name)
 both_ways = pytest.mark.parametrize("way", ["whole", "streamed"])
 
 
@@ -60,7 +63,7 @@ async def test_a_stream_comes_word_by_word(backend: Backend) -> None:
     assert len(deltas) >= 5
 
 
-@each
+@each_family
 async def test_a_delta_is_there_before_the_next_one_is_written(backend: Backend) -> None:
     got: list[str] = []
 
@@ -75,7 +78,7 @@ async def test_a_delta_is_there_before_the_next_one_is_written(backend: Backend)
     assert "".join(got) == "word " * 50
 
 
-@each
+@each_family
 async def test_a_stream_that_is_cancelled_or_too_slow_is_closed(backend: Backend) -> None:
     async def hold(piece: int) -> None:
         if piece >= 4:
@@ -228,13 +231,25 @@ async def test_bodies_that_are_no_reply(backend: Backend, way: str) -> None:
 
 
 @each
+@both_ways
+async def test_a_reply_without_anything_says_what_it_cost_all_the_same(backend: Backend, way: str) -> None:
+    body = json.loads(backend.empty) | {backend.usage_name: backend.usage}
+    async with backend.serving(FakeReply(body=json.dumps(body).encode())) as (_, client):
+        with pytest.raises(LMError) as caught:
+            await whole(client, ask(), way)
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert (error.kind, error.charged) == ("bad_reply", True)
+    assert (error.usage.input_tokens, error.usage.cached_tokens, error.usage.output_tokens) == (100, 60, 20)
+
+
+@each
 async def test_a_whole_reply_to_who_asked_for_a_stream_is_one_delta(backend: Backend) -> None:
     async with backend.serving(FakeReply(body=backend.whole)) as (_, client):
         deltas, reply = await streamed(client, ask())
     assert (len(deltas), reply.text) == (1, "hi")
 
 
-@each
+@each_family
 @pytest.mark.parametrize(
     ("sampling", "cap", "sent"),
     [({"max_tokens": 64}, None, 64), ({}, 50, 50), ({"max_tokens": 10}, 50, 10), ({"max_tokens": 100}, 50, 50)],
@@ -250,7 +265,7 @@ async def test_a_cap_on_output_tokens_is_sent_and_lowered(
     assert found == sent
 
 
-@each
+@each_family
 @both_ways
 async def test_a_reply_that_is_too_late_is_a_timeout(backend: Backend, way: str) -> None:
     def reply(request: FakeRequest) -> FakeReply:
@@ -267,7 +282,7 @@ async def test_a_reply_that_is_too_late_is_a_timeout(backend: Backend, way: str)
                 await anyio.sleep(0.005)
 
 
-@each
+@each_family
 async def test_who_leaves_a_stream_early_leaves_no_connection(backend: Backend) -> None:
     async with backend.serving(lambda request: "word " * 200) as (server, client):
         for _ in range(5):
@@ -282,7 +297,7 @@ async def test_who_leaves_a_stream_early_leaves_no_connection(backend: Backend) 
             await anyio.sleep(0.005)
 
 
-@each
+@each_family
 async def test_closing_closes_and_calls_share_connections(backend: Backend) -> None:
     async with backend.server(lambda request: request.text) as server:
         async with backend.spec(server).open() as client:
@@ -295,7 +310,7 @@ async def test_closing_closes_and_calls_share_connections(backend: Backend) -> N
                 await anyio.sleep(0.005)
 
 
-@each
+@each_family
 @pytest.mark.soak
 async def test_the_connections_of_two_thousand_calls_are_bounded(backend: Backend) -> None:
     async with backend.serving(lambda request: request.text) as (server, client):
@@ -316,7 +331,7 @@ async def test_the_connections_of_two_thousand_calls_are_bounded(backend: Backen
         assert server.open_connections <= 32
 
 
-@each
+@each_family
 @both_ways
 @pytest.mark.parametrize("library", [httpx2, httpx])
 async def test_the_callers_http_client_is_used_and_not_closed(backend: Backend, way: str, library: Any) -> None:
@@ -334,7 +349,7 @@ async def test_the_callers_http_client_is_used_and_not_closed(backend: Backend, 
     assert len(asked) == 2
 
 
-@each
+@each_family
 async def test_another_http_client_is_refused(backend: Backend) -> None:
     async with backend.server([]) as server:
         with pytest.raises(ConfigurationError, match=r"httpx2\.AsyncClient"):
@@ -342,7 +357,7 @@ async def test_another_http_client_is_refused(backend: Backend) -> None:
                 pass
 
 
-@each
+@each_family
 @both_ways
 async def test_no_secret_shows_up_anywhere(backend: Backend, way: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
@@ -375,7 +390,7 @@ def test_unknown_arguments_are_named(backend: Backend) -> None:
 
 
 def test_one_spec_serves_any_number_of_event_loops(no_leaks: None, anyio_backend: str) -> None:
-    for backend in BACKENDS:
+    for backend in FAMILIES:
         with backend.server.serve_in_thread(lambda request: "ok") as server:
             spec = backend.spec(server)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import itertools
 import json
@@ -11,15 +12,18 @@ import pickle
 import subprocess
 import sys
 import traceback
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 import httpx2
 import pytest
-from lm_backends import BACKENDS, Backend
-from msgspec import Struct
+from lm_backends import BACKENDS, FAMILIES, Backend
+from msgspec import Struct, structs
 
 from asyncrlm import AsyncRLM, ConfigurationError, LMError, RLMLogger
+from asyncrlm.lm import portkey
 from asyncrlm.lm.clients import client_spec
+from asyncrlm.lm.endpoints import PRESETS
 from asyncrlm.testing import FakeOpenAIServer, FakeReply, FakeRequest
 
 from .helpers import cell, submit
@@ -61,12 +65,30 @@ class Place(Struct, frozen=True):
     variable: str | None = None
     only: tuple[str, ...] = ()
     sent: bool = True
+    wrapped: str = ""
+    """Where else than in `backend_kwargs` and `sampling_args` these go."""
 
+
+FAMILY_NAMES = tuple(backend.name for backend in FAMILIES)
+
+THREE = ("openai", "anthropic", "gemini")
+"""One of each dialect: what is around the clients is the same for all."""
 
 PLACES = [
     Place("api_key", {"api_key": MARK}),
     Place("api_key from a function", {"api_key": _given}, only=("openai", "ollama", "anthropic", "gemini")),
     Place("a header", {"default_headers": {"X-Extra": MARK}}),
+    Place("api_key of a fallback", {"api_key": MARK}, wrapped="fallback"),
+    Place("a header of a fallback", {"default_headers": {"X-Extra": MARK}}, only=THREE, wrapped="fallback"),
+    Place("api_key of one that fails", {"api_key": MARK}, only=THREE, wrapped="failing"),
+    Place("api_key of a sub-model", {"api_key": MARK}, only=THREE, wrapped="sub"),
+    Place("a header of a sub-model", {"default_headers": {"X-Extra": MARK}}, only=THREE, wrapped="sub"),
+    Place("a header of each sub-call", sampling={"extra_headers": {"X-Extra": MARK}}, only=THREE, wrapped="subs"),
+    Place("a header of one call", sampling={"extra_headers": {"X-Extra": MARK}}, only=THREE, wrapped="call"),
+    Place("sampling_args in backend_kwargs", {"sampling_args": {"extra_query": {"sig": MARK}}}, only=THREE),
+    Place("a header of the http client", {"headers": {"X-Extra": MARK}}, only=THREE, wrapped="http"),
+    Place("the query of the http client", {"params": {"sig": MARK}}, only=THREE, wrapped="http"),
+    Place("the login of the http client", {"auth": ("user", MARK)}, only=THREE, wrapped="http"),
     Place("an authorization header", {"default_headers": {"Authorization": f"Bearer {MARK}"}}),
     Place("the query", {"default_query": {"sig": MARK}}),
     Place("a header of each request", sampling={"extra_headers": {"X-Extra": MARK}}),
@@ -80,6 +102,12 @@ PLACES = [
     Place("virtual_key", {"virtual_key": MARK}, only=("portkey",)),
     Place("config", {"config": {"api_key": MARK}}, only=("portkey",)),
     Place("authorization", {"authorization": MARK}, only=("portkey",)),
+    Place("aws_secret_access_key", {"aws_secret_access_key": MARK}, only=("portkey",)),
+    Place("aws_session_token", {"aws_session_token": MARK}, only=("portkey",)),
+    Place("OPENROUTER_API_KEY", {"api_key": None}, variable="OPENROUTER_API_KEY", only=("openrouter",)),
+    Place("AI_GATEWAY_API_KEY", {"api_key": None}, variable="AI_GATEWAY_API_KEY", only=("vercel",)),
+    Place("PRIME_API_KEY", {"api_key": None}, variable="PRIME_API_KEY", only=("prime",)),
+    Place("PORTKEY_API_KEY", {"api_key": None}, variable="PORTKEY_API_KEY", only=("portkey",)),
     Place("admin_api_key", {"admin_api_key": MARK}, only=("openai", "ollama"), sent=False),
     Place("webhook_secret", {"webhook_secret": MARK}, only=("openai",), sent=False),
     Place("OPENAI_API_KEY", {"api_key": None}, variable="OPENAI_API_KEY", only=("openai",)),
@@ -97,11 +125,13 @@ URL_VARIABLES = {
     "azure_openai": "AZURE_OPENAI_ENDPOINT",
 }
 
+ALL = tuple(backend.name for backend in BACKENDS)
+
 CASES = [
     pytest.param(loop, backend, place, id=f"{loop}-{backend.name}: {place.name}")
     for backend in BACKENDS
     for place in PLACES
-    if not place.only or backend.name in place.only
+    if backend.name in (place.only or (FAMILY_NAMES if place.name not in ("api_key", "api_key of a fallback") else ALL))
     for loop in ("asyncio", "trio")[: 2 if place.name in ("api_key", "the query of each request") else 1]
 ]
 
@@ -143,6 +173,36 @@ def _reached(value: Any, seen: set[int], depth: int = 0) -> list[str]:
     return [repr(value), *itertools.chain(*inside)]
 
 
+async def _planted(
+    stack: AsyncExitStack, name: str, kwargs: dict[str, Any], place: Place
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arguments of `AsyncRLM` and of one call, with the mark where `place` says."""
+    marked = kwargs | place.kwargs
+    down = kwargs | {next(n for n in kwargs if n in ("base_url", "azure_endpoint")): "http://127.0.0.1:1/v1"}
+    match place.wrapped:
+        case "fallback":
+            return {"backend": [name, name], "backend_kwargs": [down, marked]}, {}
+        case "failing":
+            # Its own server is not the one that answers, though it is told the key.
+            return {"backend": [name, name], "backend_kwargs": [marked, kwargs]}, {}
+        case "sub":
+            return {
+                "backend": name,
+                "backend_kwargs": kwargs,
+                "other_backends": [name],
+                "other_backend_kwargs": [marked],
+            }, {}
+        case "subs":
+            return {"backend": name, "backend_kwargs": kwargs, "sub_sampling_args": place.sampling}, {}
+        case "call":
+            return {"backend": name, "backend_kwargs": kwargs}, {"sampling_args": place.sampling}
+        case "http":
+            http = await stack.enter_async_context(httpx2.AsyncClient(**place.kwargs))
+            return {"backend": name, "backend_kwargs": kwargs | {"http_client": http}}, {}
+        case _:
+            return {"backend": name, "backend_kwargs": marked, "sampling_args": place.sampling}, {}
+
+
 @pytest.mark.parametrize(("anyio_backend", "backend", "place"), CASES)
 async def test_a_marked_key_comes_out_nowhere(
     backend: Backend,
@@ -155,35 +215,40 @@ async def test_a_marked_key_comes_out_nowhere(
     caplog.set_level(logging.DEBUG)
     answer, got = _echoing()
     shown: list[str] = []
-    async with backend.server(answer) as server:
+    async with backend.server(answer) as server, AsyncExitStack() as stack:
         address = getattr(server, backend.url_of)
         if place.variable is not None:
             monkeypatch.setenv(place.variable, MARK)
-            monkeypatch.setenv(URL_VARIABLES[backend.name], address)
+            if backend.name in URL_VARIABLES:
+                monkeypatch.setenv(URL_VARIABLES[backend.name], address)
+            elif backend.name in PRESETS:
+                monkeypatch.setitem(PRESETS, backend.name, structs.replace(PRESETS[backend.name], base_url=address))
+            else:
+                monkeypatch.setattr(portkey, "BASE_URL", address)
         kwargs = {backend.url_name: address, "model_name": "m", "api_key": "a-key", "max_retries": 0, **backend.kwargs}
+        given, call = await _planted(stack, backend.name, kwargs, place)
         rlm = AsyncRLM(
-            backend.name,
-            backend_kwargs=kwargs | place.kwargs,
-            sampling_args=place.sampling,
+            **given,
             logger=RLMLogger(tmp_path / "log"),
             record=tmp_path / "kept",
             verbose=True,
         )
         async with rlm:
-            async with rlm.astream("CTX") as events:
+            async with rlm.astream("CTX", **call) as events:
                 shown += [repr(event) async for event in events]
             assert events.result is not None
             assert events.result.response == "done"
             shown += [repr(events.result), json.dumps(events.result.to_dict()), json.dumps(events.result.metadata)]
             with pytest.raises(LMError) as caught:
-                await rlm.acompletion("CTX")
+                await rlm.acompletion("CTX", **call)
             shown += _reached(rlm, set())
         shown += traceback.format_exception(caught.value)
         shown += [repr(caught.value), repr(vars(caught.value)), repr(vars(rlm)), str(rlm)]
-        with contextlib.suppress(pickle.PicklingError, AttributeError):  # functions that have no name
+        with contextlib.suppress(pickle.PicklingError, AttributeError, TypeError):  # functions without a name, clients
             shown += _reached(pickle.loads(pickle.dumps(rlm)), set())
         shown += _reached(pickle.loads(pickle.dumps(caught.value)), set())
-    assert place.sent is (MARK in "".join(got))
+    carried = "".join(got)
+    assert place.sent is (MARK in carried or base64.b64encode(f"user:{MARK}".encode()).decode() in carried)
     kept = {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert any(name.endswith(".jsonl") for name in kept)
     for name, content in kept.items():

@@ -18,8 +18,9 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 SURFACE = {
     "AsyncRLM", "RLM", "Repl", "RLMLogger", "Environment", "LocalEnvironment",
+    "RemoteEnvironment", "Machine", "Confinement", "Sandbox", "Scope", "Settings", "Report", "Printed",
     "RLMChatCompletion", "UsageSummary", "ModelUsageSummary", "REPLResult",
-    "ApprovalRequest", "LMClient", "LMRequest", "LMReply", "LMUsage", "Message", "Pacer",
+    "ApprovalRequest", "MCPServer", "LMClient", "LMRequest", "LMReply", "LMUsage", "Message", "Pacer",
     "RLMError", "ConfigurationError", "LimitError", "BudgetExceededError", "TimeoutExceededError",
     "TokenLimitExceededError", "SubcallLimitExceededError", "ErrorThresholdExceededError", "CancellationError",
     "SandboxLost", "ProtocolError", "LMError", "__version__",
@@ -30,6 +31,7 @@ LAYERS = [
     {"testing"},
     {"rlm", "sync", "chat", "blocking"},
     {"engine"},
+    {"mcp"},
     {"environments"},
     {"repl"},
     {"lm"},

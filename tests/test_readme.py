@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+import asyncrlm
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -30,6 +34,27 @@ def test_snippet(code: str, prints: str, tmp_path: Path, capsys: pytest.CaptureF
     assert printed.strip()
     if prints:
         assert printed == prints
+
+
+def _run_suite(folder: Path, wanted: str) -> str:
+    """The part of the conformance suite that `wanted` selects, over the environment that the README shows."""
+    (code,) = (code for code, _ in SNIPPETS if "EnvironmentConformance" in code)
+    (folder / "test_mine.py").write_text(code, "utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", wanted, "test_mine.py"]
+    environ = os.environ | {"PYTHONPATH": str(Path(asyncrlm.__file__).parent.parent)}
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False).stdout
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        pytest.param("one_namespace or plain_data or large_batch", id="a few"),
+        pytest.param("Mine", id="all", marks=pytest.mark.soak),
+    ],
+)
+def test_the_environment_shown_passes_the_suite(wanted: str, tmp_path: Path) -> None:
+    told = _run_suite(tmp_path, wanted).splitlines()[-1]
+    assert re.match(r"=*\s*\d+ passed", told), told
 
 
 def test_there_are_snippets() -> None:

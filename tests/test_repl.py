@@ -363,7 +363,7 @@ async def test_repr_tells_state_and_isolation() -> None:
     [
         ({"environment": "marsian"}, "marsian"),
         ({"environment_kwargs": {"cell_timeot": 1}}, "cell_timeot"),
-        ({"context": 5}, "of type int"),
+        ({"context": object()}, "object"),
         ({"lm": "no-such-backend"}, "no-such-backend"),
         ({"lm": lambda messages: "x"}, "async"),
         ({"custom_tools": {"llm_query": 1}}, "'llm_query' is reserved"),

@@ -30,7 +30,7 @@ from .helpers import scripted, submit
         ({"max_depth": "two"}, "max_depth"),
         ({"max_timeout": float("nan")}, "max_timeout"),
         ({"limits": "firm"}, "limits"),
-        ({"compaction": True}, "later release"),
+        ({"compaction": True}, "context_window"),
         ({"environment": "nowhere"}, "local"),
         ({"environment_kwargs": {"cell_timout": 3}}, "cell_timeout"),
         ({"custom_tools": {"llm_query": 1}}, "llm_query"),

@@ -16,7 +16,15 @@ from ._version import __version__
 if TYPE_CHECKING:
     from .engine.repl import Repl as Repl
     from .environments import Environment as Environment
+    from .environments import Printed as Printed
+    from .environments import Report as Report
+    from .environments import Sandbox as Sandbox
+    from .environments import Scope as Scope
+    from .environments import Settings as Settings
     from .environments.local import LocalEnvironment as LocalEnvironment
+    from .environments.remote import Confinement as Confinement
+    from .environments.remote import Machine as Machine
+    from .environments.remote import RemoteEnvironment as RemoteEnvironment
     from .errors import (
         BudgetExceededError as BudgetExceededError,
     )
@@ -69,6 +77,7 @@ if TYPE_CHECKING:
         Message as Message,
     )
     from .lm.pacing import Pacer as Pacer
+    from .mcp.server import MCPServer as MCPServer
     from .observe.jsonl import RLMLogger as RLMLogger
     from .repl.approval import ApprovalRequest as ApprovalRequest
     from .rlm import AsyncRLM as AsyncRLM
@@ -91,9 +100,18 @@ _HOMES = {
     "RLM": "sync",
     "Repl": "engine.repl",
     "ApprovalRequest": "repl.approval",
+    "MCPServer": "mcp.server",
     "RLMLogger": "observe.jsonl",
     "Environment": "environments",
     "LocalEnvironment": "environments.local",
+    "RemoteEnvironment": "environments.remote",
+    "Machine": "environments.remote",
+    "Confinement": "environments.remote",
+    "Sandbox": "environments",
+    "Scope": "environments",
+    "Settings": "environments",
+    "Report": "environments",
+    "Printed": "environments",
     "RLMChatCompletion": "types",
     "UsageSummary": "types",
     "ModelUsageSummary": "types",
@@ -125,6 +143,7 @@ __all__ = [
     "BudgetExceededError",
     "CancellationError",
     "ConfigurationError",
+    "Confinement",
     "Environment",
     "ErrorThresholdExceededError",
     "LMClient",
@@ -134,16 +153,24 @@ __all__ = [
     "LMUsage",
     "LimitError",
     "LocalEnvironment",
+    "MCPServer",
+    "Machine",
     "Message",
     "ModelUsageSummary",
     "Pacer",
+    "Printed",
     "ProtocolError",
     "REPLResult",
     "RLMChatCompletion",
     "RLMError",
     "RLMLogger",
+    "RemoteEnvironment",
     "Repl",
+    "Report",
+    "Sandbox",
     "SandboxLost",
+    "Scope",
+    "Settings",
     "SubcallLimitExceededError",
     "TimeoutExceededError",
     "TokenLimitExceededError",

@@ -85,6 +85,17 @@ class ModelReplied(Event, frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
+class HistoryCompacted(Event, frozen=True, kw_only=True):
+    """A history neared its model's window; a summary stands in its place."""
+
+    turn: int
+    tokens_before: int
+    """Of a request, about."""
+    tokens_after: int
+    summary: str
+    seconds: float = 0.0
+
+
 class CellStarted(Event, frozen=True, kw_only=True):
     turn: int
     cell: int
@@ -210,6 +221,7 @@ AnyEvent = (
     | SandboxDied
     | TurnStarted
     | ModelReplied
+    | HistoryCompacted
     | CellStarted
     | CellFinished
     | SubcallStarted

@@ -21,11 +21,13 @@ from .engine.settings import (
     DEFAULT_MAX_ITERATIONS,
     DEFAULT_SUBCALL_TIMEOUT,
     DEFAULT_TOOL_TIMEOUT,
+    Compactor,
     LimitsMode,
     OnLimit,
     OnSubcallError,
 )
 from .lm.pacing import Pacer
+from .mcp.server import MCPServer
 from .repl.approval import ApprovalRequest
 from .repl.sandbox import Environment
 from .types import RLMChatCompletion
@@ -57,12 +59,18 @@ class AsyncRLM:
         max_iterations: Turns of one run.
         persistent: Whether completions keep one REPL between them, as of a `session()` that lasts as long as the block
             of `async with`, which is then needed. They wait for one another.
+        compaction: Whether a history that nears the root model's window is summarised by that model, of children too;
+            all messages stay in the REPL as `history`. Or what makes the summary: `async def f(messages, ask) -> str`,
+            where `await ask(messages)` asks the root model under the limits of the run.
+        compaction_threshold_pct: Share of the window at which it is done.
         custom_system_prompt: Replaces the system prompt; `{custom_tools_section}` marks where tools are described.
         orchestrator: Whether the system prompt advises to delegate to sub-models.
         user_prologue: Said to the root model before its first turn.
         custom_tools: Name → value or callable, or → `{"tool": value, "description": text}`, for cells; an entry may
             have `timeout` and `max_calls` (in one completion) too.
         custom_sub_tools: The same for children; None means those of the root, `{}` none.
+        mcp_servers: Servers whose tools are functions in cells, each an `MCPServer` or a dict with its fields; for the
+            root, and for children unless `custom_sub_tools` are given.
         approve: Is given an `ApprovalRequest` before each cell and tool call; returns None, or why it is refused.
         max_budget: USD, whole tree. Every model's price must then be known.
         max_timeout: Seconds, whole tree.
@@ -108,10 +116,11 @@ class AsyncRLM:
         orchestrator: bool = True,
         user_prologue: str | None = None,
         persistent: bool = False,
-        compaction: bool = False,
+        compaction: bool | Compactor = False,
         compaction_threshold_pct: float = DEFAULT_COMPACTION_THRESHOLD_PCT,
         custom_tools: Mapping[str, Any] | None = None,
         custom_sub_tools: Mapping[str, Any] | None = None,
+        mcp_servers: Sequence[MCPServer | Mapping[str, Any]] | None = None,
         approve: Callable[[ApprovalRequest], Any] | None = None,
         max_budget: float | None = None,
         max_timeout: float | None = None,

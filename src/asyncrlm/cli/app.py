@@ -10,6 +10,7 @@ import typer
 
 from .._version import __version__
 from .exits import exits
+from .sandboxes import app as sandboxes
 
 if TYPE_CHECKING:
     from .ask import Detail
@@ -21,6 +22,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(sandboxes, name="sandboxes")
 
 _STATUS = """
 Exit status: 0 an answer, 1 the run failed, 2 wrong usage or input, 124 --max-timeout was met, 130 interrupted.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -15,9 +16,11 @@ from ..lm.asked import CacheMode, CacheSettings
 from ..lm.pacing import Pacer
 from ..lm.routing import Router
 from ..lm.spec import checked_sampling
+from ..mcp.server import checked_servers
 from ..repl.tools import HostTools
+from .compaction import by_summary
 from .prompts import DEFAULT_PROMPTS
-from .settings import Callbacks, Configuration, Limits, checked_limits
+from .settings import Callbacks, Compactor, Configuration, Limits, checked_limits
 
 _ELSEWHERE = {
     "model": 'backend="openai/gpt-5-mini" or backend_kwargs={"model_name": …}',
@@ -39,9 +42,6 @@ _OTHER_NAMES = {
     "tools": "custom_tools",
     "system_prompt": "custom_system_prompt",
 }
-_LATER = {
-    "compaction": "compaction comes with a later release; until then give the root model a larger window or print less",
-}
 
 
 def configure(*, unknown: Mapping[str, Any], **given: Any) -> Configuration:
@@ -51,11 +51,7 @@ def configure(*, unknown: Mapping[str, Any], **given: Any) -> Configuration:
         ConfigurationError: naming the wrong argument and the right ones.
     """
     _refuse_unknown(unknown, given)
-    flags = {name: _flag(name, given[name]) for name in ("orchestrator", "verbose", "persistent", *_LATER)}
-    for name, why in _LATER.items():
-        if flags[name]:
-            raise ConfigurationError(f"{name}=True: {why}")
-    _check_share("compaction_threshold_pct", given["compaction_threshold_pct"])
+    flags = {name: _flag(name, given[name]) for name in ("orchestrator", "verbose", "persistent")}
     limits = checked_limits(Limits(), {name: given[name] for name in Limits.__struct_fields__})
     replies = checked_replies(given)
     router = Router.of(
@@ -79,11 +75,14 @@ def configure(*, unknown: Mapping[str, Any], **given: Any) -> Configuration:
         user_prologue=_text("user_prologue", given["user_prologue"]),
         tools=tools,
         sub_tools=tools if sub_tools is None else HostTools(sub_tools, "custom_sub_tools"),
+        servers=checked_servers(given["mcp_servers"]),
         approve=checked_function("approve", given["approve"]),
         callbacks=Callbacks(**{name: checked_function(name, given[name]) for name in Callbacks.__struct_fields__}),
         logger=_logger(given["logger"]),
         verbose=flags["verbose"],
         persistent=flags["persistent"],
+        compactor=_compactor(given["compaction"], router),
+        compaction_threshold=_share("compaction_threshold_pct", given["compaction_threshold_pct"]),
         pacer=checked_pacer(given["pacer"], router),
         tenant=checked_tenant(given["tenant"]),
         replies=replies,
@@ -202,9 +201,27 @@ def _flag(name: str, value: Any) -> bool:
     return value
 
 
-def _check_share(name: str, value: Any) -> None:
+def _compactor(value: Any, router: Router) -> Compactor | None:
+    if value is False:
+        return None
+    if value is not True and not inspect.iscoroutinefunction(value):
+        raise ConfigurationError(
+            "compaction must be True or False, or an `async def f(messages, ask) -> str` that makes one text of a "
+            f"history, not {type(value).__name__}"
+        )
+    root = router.root()
+    if root.window is None:
+        raise ConfigurationError(
+            f"compaction needs the window of {root.model!r}, which is not known: give it in tokens with "
+            'backend_kwargs={"context_window": …}'
+        )
+    return by_summary(DEFAULT_PROMPTS.compaction) if value is True else value
+
+
+def _share(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
         raise ConfigurationError(f"{name} must be a number above 0 and at most 1, such as 0.85")
+    return float(value)
 
 
 def _text(name: str, value: Any) -> str | None:

@@ -125,6 +125,11 @@ class Conversation:
             raise RuntimeError("the conversation was never entered")
         return self._session
 
+    @property
+    def history_name(self) -> str:
+        """What the REPL knows the messages of the completion under way by."""
+        return f"history_{self._running}"
+
     async def begin(self, prompt: Any) -> str:
         """Load what the earlier completions left and the new prompt. Returns what the model is told of it.
 

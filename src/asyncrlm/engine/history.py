@@ -1,4 +1,4 @@
-"""The messages of one run. They only ever grow at the end, and roles alternate after the system message."""
+"""The messages of one run. They grow at the end, or are compacted, and roles alternate after the system message."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 from ..clipping import clip
 from ..lm.base import LMRequest, Message
 
+_PROLOGUE = 2
+"""Messages that are never left out: the system message, and what the context is and what is asked."""
 EMPTY_REPLY = "(no reply)"
 """Stands for an empty assistant message, which some servers refuse."""
 
@@ -14,14 +16,17 @@ EMPTY_REPLY = "(no reply)"
 class History:
     """What a root model is shown.
 
-    Invariants: `_messages` only grows, so that providers' prompt caches hit; `_said` is the user message that no reply
-    has answered yet, and joins `_messages` together with its answer.
+    Invariants: until it is compacted, `_messages` only grows, so that providers' prompt caches hit; `_said` is the user
+    message that no reply has answered yet, and joins `_messages` together with its answer.
     """
 
     def __init__(self) -> None:
         self._messages: list[Message] = []
         self._said: list[str] = []
         self._told = 0
+        self._left_out: list[Message] = []  # what summaries stand for, in its place after the prologue
+        self.replies = 0
+        """How often the model has replied."""
 
     def system(self, text: str) -> None:
         self._messages.append(Message("system", text))
@@ -35,6 +40,15 @@ class History:
         """The reply to what the user said."""
         self._messages = [*self._pending(), Message("assistant", text if text.strip() else EMPTY_REPLY)]
         self._said = []
+        self.replies += 1
+
+    def compact(self, summary: str) -> None:
+        """Leave out all but the system message and the prologue; the model's `summary` of it follows them."""
+        before = self._pending()
+        self._left_out += before[_PROLOGUE:]
+        self._messages = [*before[:_PROLOGUE], Message("assistant", summary)]
+        self._said = []
+        self._told = _PROLOGUE
 
     def shorten(self, limit: int) -> bool:
         """Keep about `limit` characters, head and tail, of what the user said before the newest text of all.
@@ -60,8 +74,10 @@ class History:
         return LMRequest(messages=tuple(self._pending()), sampling_args=sampling_args or {}, output_cap=output_cap)
 
     def transcript(self) -> list[dict[str, str]]:
-        """All messages so far."""
-        return [{"role": m.role, "content": m.content} for m in self._pending()]
+        """All messages so far, those that summaries stand for included."""
+        messages = self._pending()
+        messages = [*messages[:_PROLOGUE], *self._left_out, *messages[_PROLOGUE:]]
+        return [{"role": m.role, "content": m.content} for m in messages]
 
     def news(self) -> list[dict[str, str]]:
         """The messages added since the last call, for the trajectory."""

@@ -21,6 +21,7 @@ __all__ = [
     "cells_message",
     "clean",
     "closing_message",
+    "compacted_message",
     "context_message",
     "conversation_message",
     "empty_answer_message",
@@ -217,6 +218,11 @@ def conversation_message(prompts: Prompts = DEFAULT_PROMPTS, *, number: int, los
             variables=kept,
         )
     )
+
+
+def compacted_message(prompts: Prompts = DEFAULT_PROMPTS, *, count: int) -> str:
+    """What follows a summary: where all of it is. `count` says how often there was one."""
+    return clean(fill(prompts.compacted, count={1: "first", 2: "second", 3: "third"}.get(count, f"{count}th")))
 
 
 def _numbered(name: str, count: int) -> str:

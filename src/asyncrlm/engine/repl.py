@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 import warnings
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +20,8 @@ from ..lm.base import LMClient, LMReply, LMRequest
 from ..lm.clients import ClientSpec
 from ..lm.pacing import Gate, Pacer
 from ..lm.routing import Router
+from ..mcp.connections import with_servers
+from ..mcp.server import MCPServer, checked_servers
 from ..observe.log import get_logger
 from ..repl.approval import ApprovalRequest
 from ..repl.broker import SubCall, describe_error
@@ -59,6 +61,7 @@ class Repl:
             `async def f(messages) -> str`. None: calls fail with a text that says so. `rlm_query` asks it too.
         custom_tools: Name → value or host callable, or name → {"tool": …, "description": …}; an entry may have
             `timeout` and `max_calls` too.
+        mcp_servers: Servers whose tools are functions in cells, each an `MCPServer` or a dict with its fields.
         approve: Is given an `ApprovalRequest` before each cell and tool call; returns None, or why it is refused.
         max_concurrent_requests: Requests to the model in flight at once.
         on_subcall_error: What a failed call is in a cell: "return" a `FailedReply`, or "raise" a `SubcallError`.
@@ -79,6 +82,7 @@ class Repl:
         lazy: bool = False,
         lm: str | LMClient | Callable[..., Awaitable[Any]] | None = None,
         custom_tools: Mapping[str, Any] | None = None,
+        mcp_servers: Sequence[MCPServer | Mapping[str, Any]] | None = None,
         approve: Callable[[ApprovalRequest], Any] | None = None,
         max_concurrent_requests: int = DEFAULT_MAX_CONCURRENT_REQUESTS,
         on_subcall_error: Literal["return", "raise"] = "return",
@@ -112,6 +116,7 @@ class Repl:
         self._pacer = None if self._model is None else checked_pacer(pacer, self._model)
         self._tenant = checked_tenant(tenant)
         self._tools = HostTools(custom_tools)
+        self._servers = checked_servers(mcp_servers)
         self._width = limits.max_concurrent_requests
         self._timeout = limits.subcall_timeout
         self._tool_timeout = limits.tool_timeout
@@ -129,6 +134,7 @@ class Repl:
         async with AsyncExitStack() as stack:
             scope = await stack.enter_async_context(ResourceScope())
             self._services = _Asking(self._model, self._door(scope), self._timeout)
+            self._tools = await with_servers(self._tools, self._servers, scope)
             session = Session(
                 self._environment,
                 scope,

@@ -13,6 +13,7 @@ from ..errors import ErrorThresholdExceededError, LimitError, LMError
 from ..lm.base import LMReply
 from ..lm.clients import ClientSpec
 from ..lm.pacing import reply_text
+from ..mcp.connections import with_servers
 from ..repl.context import ContextInfo, check_prompt_type, describe, resolved
 from ..repl.raised import innermost
 from ..repl.resources import DepthScope
@@ -191,6 +192,7 @@ class Run:
 
     async def _with_session(self, context: ContextInfo) -> RunResult:
         tree, conversation = self.tree, self._conversation
+        await self._join_servers()
         self._open_history(context)
         services = RunServices(tree, self.depth, self.run_id, self.path, stamp=self.stamp, start_child=self.run_child)
         settings: dict[str, Any] = {
@@ -221,11 +223,22 @@ class Run:
         finally:
             conversation.end(self._turns.transcript())
 
+    async def _join_servers(self) -> None:
+        """The tools of servers are beside those of the root, and so with children that have these."""
+        tree, configuration = self.tree, self._configuration
+        if self._tools is not configuration.tools or not configuration.servers:
+            return
+        with anyio.CancelScope(deadline=tree.deadline) as scope:
+            self._tools = await with_servers(self._tools, configuration.servers, tree.scope)
+        if scope.cancelled_caught:
+            raise tree.time_is_up()
+
     async def _to_the_end(self, session: Session, begin: Callable[[], Awaitable[None]]) -> RunResult:
         limit: LimitError | None = None
         with anyio.CancelScope(deadline=self._closing.loop_deadline()) as scope:
             await begin()
             self._session = session
+            self._turns.compacts("history_0" if self._conversation is None else self._conversation.history_name)
             try:
                 await self._loop(session)
             except LimitError as error:
@@ -282,11 +295,7 @@ class Run:
         tree, callbacks = self.tree, self._configuration.callbacks
         turn = self._turns.begin()
         await tree.callback(callbacks.on_iteration_start, self.depth, turn)
-        self._history.user(
-            words.turn_message(self._configuration.prompts, turn=turn, max_turns=tree.limits.max_iterations)
-        )
-        self._closing.hold_back()
-        reply = await self._turns.ask()
+        reply = await self._reply(session, turn)
         if reply.text.strip():
             self._empty_replies = 0
             self._history.assistant(reply.text)
@@ -295,6 +304,25 @@ class Run:
             self._reply_was_empty(reply)
         seconds = self._turns.end()
         await tree.callback(callbacks.on_iteration_complete, self.depth, turn, seconds)
+
+    async def _reply(self, session: Session, turn: int) -> LMReply:
+        """The reply of a turn, the history compacted first where it must be."""
+        compaction = self._turns.compaction
+        if compaction is not None and compaction.is_due:
+            await compaction.compact(session)
+        try:
+            return await self._ask(turn)
+        except LMError as error:
+            if error.kind != "too_long" or compaction is None or not compaction.can_help:
+                raise
+        await compaction.compact(session)
+        return await self._ask(turn)
+
+    async def _ask(self, turn: int) -> LMReply:
+        most = self.tree.limits.max_iterations
+        self._history.user(words.turn_message(self._configuration.prompts, turn=turn, max_turns=most))
+        self._closing.hold_back()
+        return await self._turns.ask()
 
     def _reply_was_empty(self, reply: LMReply) -> None:
         self._empty_replies += 1

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from numbers import Integral, Real
-from typing import Any, Final, Literal, cast, get_args
+from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 import msgspec
 from msgspec import Struct
@@ -14,6 +14,7 @@ from ..errors import ConfigurationError
 from ..lm.asked import CacheSettings
 from ..lm.pacing import Pacer
 from ..lm.routing import Router
+from ..mcp.server import MCPServer
 from ..repl.sandbox import Environment
 from ..repl.tools import HostTools
 from .prompts import Prompts
@@ -130,6 +131,12 @@ def _shown(value: Any) -> str:
     return f"a value of type {type(value).__name__}"
 
 
+Ask: TypeAlias = Callable[[list[dict[str, str]]], Awaitable[str]]
+"""Asks the root model with messages of "role" and "content", under the limits of the run. Returns its text."""
+Compactor: TypeAlias = Callable[[list[dict[str, str]], Ask], Awaitable[str]]
+"""Makes one text of a history that nears the window: `async def f(messages, ask) -> str`."""
+
+
 class Callbacks(Struct, frozen=True, kw_only=True):
     """The reference's callbacks, each a function or a coroutine function."""
 
@@ -155,12 +162,18 @@ class Configuration(Struct, frozen=True, kw_only=True):
     user_prologue: str | None
     tools: HostTools
     sub_tools: HostTools
+    servers: tuple[MCPServer, ...]
+    """Whose tools are beside `tools`."""
     approve: Callable[..., Any] | None
     """Looks at each cell and tool call first."""
     callbacks: Callbacks
     logger: Any
     verbose: bool
     persistent: bool
+    compactor: Compactor | None
+    """Makes one text of a history that nears the window; None: none is made."""
+    compaction_threshold: float
+    """Share of the window at which it is asked."""
     pacer: Pacer | Mapping[str, Pacer] | None
     tenant: str | None
     replies: CacheSettings | None

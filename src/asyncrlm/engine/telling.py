@@ -8,6 +8,7 @@ from typing import Any
 from ..events import (
     CellFinished,
     CellStarted,
+    HistoryCompacted,
     ModelReplied,
     RunFinished,
     RunStarted,
@@ -97,6 +98,20 @@ class Telling:
                 cached=reply.cached,
                 waited=reply.waited,
                 retries=reply.retries,
+                seconds=seconds,
+            )
+        )
+
+    def history_compacted(self, turn: int, before: int, after: int, summary: str, seconds: float) -> None:
+        if not self._tree.watched:
+            return
+        self._tree.emit(
+            HistoryCompacted(
+                **self._stamp(),
+                turn=turn,
+                tokens_before=before,
+                tokens_after=after,
+                summary=summary,
                 seconds=seconds,
             )
         )

@@ -100,6 +100,21 @@ The variable `context` is {kind}, {size}.{more}{question}\
 """
     """{kind}, {size}, {more}, {question}."""
 
+    compaction: str = """\
+This conversation nears the size that you can read. Before it goes on, write down what you need to go on without it, \
+in plain text of at most a page, without code blocks: what is done and what came of it, exact values and quotes that \
+count, the names of variables that hold results, what was tried and failed, and the next step. Your variables stay, \
+and all messages stay in the variable `history`; you will see only the question and what you write now.\
+"""
+    """What a model is told that shall summarise its own history."""
+
+    compacted: str = """\
+(Your messages were summarised, for the {count} time, to make room; the summary above is yours. All messages so far \
+are in `history`, a list of dicts with "role" and "content". Your variables are still there: `SHOW_VARS()` lists them. \
+Go on from the next step; don't do again what is done.)\
+"""
+    """{count}."""
+
     question: str = """
 
 

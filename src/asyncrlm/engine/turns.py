@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 
-from ..lm.base import LMReply
+import msgspec
+
+from ..lm.base import LMReply, LMRequest
 from ..lm.clients import ClientSpec
 from ..repl.session import CellOutcome, Session
 from .approval import Approval
+from .compaction import Compaction
 from .history import History
 from .settings import CLOSING_TOKENS
 from .telling import Telling
@@ -43,7 +46,22 @@ class Turns:
         self._path = path
         self._approval = approval
         self._cells = 0
+        self._asides = 0
         self._began = 0.0
+        self.compaction: Compaction | None = None
+
+    def compacts(self, name: str) -> None:
+        """Have the history compacted where it nears the window; `name` is what the REPL then has all of it by."""
+        configuration, window = self._tree.configuration, self.root.window
+        if configuration.compactor is None or window is None:
+            return
+
+        def told(before: int, after: int, summary: str, seconds: float) -> None:
+            self._telling.history_compacted(self.number, before, after, summary, seconds)
+
+        self.compaction = Compaction(
+            configuration.compactor, configuration, self.history, self.ask_aside, told, window=window, name=name
+        )
 
     def begin(self) -> int:
         """The next turn; returns its number."""
@@ -81,10 +99,24 @@ class Turns:
         reply = await tree.ask(self.root, request, run_id=self._run_id, closing=closing, place=place)
         if reply.text.strip():
             self.last_text = reply.text
+        if self.compaction is not None:
+            self.compaction.replied(request, reply)
         if tree.watched:
             seconds = time.perf_counter() - began
             self._telling.model_replied(self.number, self.root.model, self.history.news(), reply, seconds)
         return reply
+
+    async def ask_aside(self, request: LMRequest) -> LMReply:
+        """Send a request that is no turn's own, under the limits of the run.
+
+        Raises:
+            LimitError: if the ledger has no room for it.
+            LMError: if the model could not be asked.
+        """
+        self._asides += 1
+        request = msgspec.structs.replace(request, sampling_args=self._tree.sampling_args)
+        place = f"{self._path}{self.number}t{self._asides}"
+        return await self._tree.ask(self.root, request, run_id=self._run_id, place=place)
 
     async def run_cell(self, session: Session, code: str) -> CellOutcome:
         """Run one cell of a reply, if it may be run."""

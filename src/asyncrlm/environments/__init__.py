@@ -13,7 +13,7 @@ from ..repl.sandbox import Environment, Exit, Printed, Report, Sandbox, Scope, S
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Environment", "Exit", "Printed", "Report", "Sandbox", "Scope", "Settings", "environment"]
+__all__ = ["NAMES", "Environment", "Exit", "Printed", "Report", "Sandbox", "Scope", "Settings", "environment"]
 
 _DRIVERS = {
     "local": "asyncrlm.environments.local:LocalEnvironment",
@@ -24,6 +24,8 @@ _DRIVERS = {
     "e2b": "asyncrlm.environments.e2b:E2BEnvironment",
     "prime": "asyncrlm.environments.prime:PrimeEnvironment",
 }
+NAMES = tuple(_DRIVERS)
+"""Of all that can be asked for by name."""
 
 
 def environment(environment: str | Environment = "local", kwargs: Mapping[str, Any] | None = None) -> Environment:

@@ -131,6 +131,8 @@ class DockerEnvironment(RemoteEnvironment, frozen=True, kw_only=True):
             "User": self.user,
             "WorkingDir": SCRATCH,
             "Hostname": "sandbox",
+            # As the network "none", at half the time to start, but for an /etc/hosts; no socket, no need of one.
+            "NetworkDisabled": self.network == "none" and self.isolation != "none",
             "Labels": self.labels | labels,
             "Healthcheck": {"Test": ["NONE"]},
             "OpenStdin": True,

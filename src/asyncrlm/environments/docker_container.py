@@ -34,6 +34,7 @@ class Container(Machine):
     """A container whose main process is the keeper. It goes when the keeper ends, which it does when the host does."""
 
     binary: ClassVar[bool] = True
+    with_library: ClassVar[bool] = True
 
     def __init__(self, environment: DockerEnvironment, scope: Scope) -> None:
         self._environment = environment

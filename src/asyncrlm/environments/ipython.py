@@ -1,11 +1,14 @@
-"""Cells in IPython's shell: the local environment's workers with the shell in them, or a kernel of the user's."""
+"""Cells in IPython's shell: in the local environment's workers, or in a Jupyter kernel of the user's."""
 
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from ..errors import ConfigurationError
+from ..repl.resources import threads_of
+from ..repl.sandbox import Report
 from .local import LocalEnvironment
 
 if TYPE_CHECKING:
@@ -18,7 +21,10 @@ _OLDEST = (8, 20)
 class IPythonEnvironment(LocalEnvironment, frozen=True, kw_only=True):
     """Cells run in IPython's `InteractiveShell`: magics, `!`, `?`, `Out[]`, `display`, as text.
 
-    Workers are those of the local environment, with its settings and its confinement.
+    Workers are those of the local environment, with its settings and its confinement. With `kernel` each is a kernel
+    that Jupyter knows by that name, with the packages of its virtual environment: it takes half a second to start, has
+    threads of its own, and runs on asyncio only. It is confined as they are, but for limits that take a namespace; the
+    report says so.
 
     Raises:
         ConfigurationError: for a value that can't be.
@@ -31,6 +37,10 @@ class IPythonEnvironment(LocalEnvironment, frozen=True, kw_only=True):
     }
     _shell: ClassVar[bool] = True
 
+    kernel: str | None = None
+    """The name of a kernel spec, as `jupyter kernelspec list` shows it; its language is Python."""
+    kernel_dirs: tuple[str | Path, ...] = ()
+    """Folders of kernel specs to look in before those that Jupyter knows."""
     kernel_mode: str | None = None
     """None or "subprocess", which is the same: cells never run in the host's process."""
 
@@ -43,13 +53,32 @@ class IPythonEnvironment(LocalEnvironment, frozen=True, kw_only=True):
             )
         if self.kernel_mode not in (None, "subprocess"):
             raise ConfigurationError(f'kernel_mode={self.kernel_mode!r}: leave it out, or use "subprocess"')
+        if self.kernel is None:
+            if self.kernel_dirs:
+                raise ConfigurationError("kernel_dirs= is where to look for kernel=, which is not given")
+            return
+        if self.python is not None:
+            raise ConfigurationError("kernel= has an interpreter: leave python= out")
+        if self.pool_size:
+            raise ConfigurationError("pool_size: kernels are not kept ahead; leave it out")
+        if isinstance(self.kernel_dirs, str | Path):
+            raise ConfigurationError(f"kernel_dirs={self.kernel_dirs!r}: use a list of folders")
 
     async def open(self, scope: Scope) -> Sandbox:
+        if self.kernel is not None:
+            return await self._open_kernel(scope)
         if self.python is None and importlib.util.find_spec("IPython") is None:
             raise ConfigurationError(
                 "environment 'ipython' needs IPython, which is not installed: pip install 'asyncrlm[ipython]'"
             )
         return await LocalEnvironment.open(self, scope)
+
+    async def _open_kernel(self, scope: Scope) -> Sandbox:
+        from .ipython_kernel import Kernels, check_loop  # noqa: PLC0415 - it needs what only POSIX has
+
+        check_loop()
+        kernels = await scope.shared(("kernels",), lambda: Kernels("", [], threads=threads_of(scope)))
+        return await kernels.kernel(self, Report(environment=self.name))
 
     def _order(self, facts: Facts) -> Order:
         oldest = ".".join(map(str, _OLDEST))

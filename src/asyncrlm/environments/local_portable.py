@@ -18,6 +18,7 @@ from .remote_boot import Options, command
 from .remote_sandbox import RemoteSandbox
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import TracebackType
 
     from ..repl.sandbox import Report
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 class LocalPortable:
     """What the runs of one scope share: a folder, locked by the host and by every keeper."""
 
-    def __init__(self, python: str, packages: list[str], *, threads: anyio.CapacityLimiter, shell: bool) -> None:
+    def __init__(
+        self, python: str, packages: list[str], *, threads: anyio.CapacityLimiter, shell: bool = False
+    ) -> None:
         self._python = python
         self._packages = packages
         self._threads = threads
@@ -64,7 +67,6 @@ class LocalPortable:
 
     async def worker(self, report: Report, limits: dict[str, int], work: str | None, keep: int) -> RemoteSandbox:
         """A new worker."""
-        self._sandboxes = {sandbox for sandbox in self._sandboxes if not sandbox.closed}
         machine = LocalMachine(str(self._home), threads=self._threads, pass_fds=[self._lock])
         options = Options(
             folder=machine.new_folder(),
@@ -77,13 +79,17 @@ class LocalPortable:
             shell=self._shell,
         )
         sandbox = RemoteSandbox(machine, options, report, threads=self._threads)
+        await self._start(sandbox, command(self._python))
+        return sandbox
+
+    async def _start(self, sandbox: RemoteSandbox, keeper: Sequence[str]) -> None:
+        self._sandboxes = {sandbox for sandbox in self._sandboxes if not sandbox.closed}
         try:
-            await machine.start(command(self._python))
+            await sandbox.machine.start(keeper)
         except BaseException:
             await sandbox.aclose()
             raise
         self._sandboxes.add(sandbox)
-        return sandbox
 
 
 def rows(names: tuple[str, ...], *, confine: bool) -> dict[str, str | None]:

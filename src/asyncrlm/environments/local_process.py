@@ -158,8 +158,12 @@ class Process:
         shutil.rmtree(self.home, ignore_errors=True)
 
 
-def sweep_homes() -> None:
-    """Remove the homes of templates that were killed together with all their wardens: nobody holds their locks."""
+def sweep_homes() -> list[str]:
+    """Remove the homes of templates that were killed together with all their wardens: nobody holds their locks.
+
+    Returns: those that were removed.
+    """
+    removed: list[str] = []
     for entry in os.scandir(tempfile.gettempdir()):
         if not entry.name.startswith(_PREFIX) or not entry.is_dir(follow_symlinks=False):
             continue
@@ -172,7 +176,9 @@ def sweep_homes() -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(entry.path, ignore_errors=True)
+            removed.append(entry.path)
         except BlockingIOError:
             continue
         finally:
             os.close(lock)
+    return removed

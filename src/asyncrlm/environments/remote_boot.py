@@ -17,6 +17,7 @@ import msgspec
 from msgspec import field
 
 from .. import repl
+from .remote_library import library
 
 NAME = "_asyncrlm_worker"
 ORIGIN = "<asyncrlm>"
@@ -31,9 +32,12 @@ while b"\\n" not in d:
     d+=p
 z,_,d=d.partition(b"\\n")
 m=marshal.loads(zlib.decompress(binascii.a2b_base64(z)))
-exec(m["boot"],{"bundle":m,"begun":d})
+exec(m["boot"],{"bundle":m,"begun":d,"entry":"keeper"})
 """
 """The program of the interpreter: it reads a line, the bundle, and runs what that holds."""
+_KERNEL_BOOT = """\
+(lambda m: exec(m["boot"], {"bundle": m, "begun": b"", "entry": "kernel"}))(
+    __import__("marshal").loads(__import__("zlib").decompress(__import__("binascii").a2b_base64(%r))))"""
 
 
 def command(python: str) -> list[str]:
@@ -41,11 +45,17 @@ def command(python: str) -> list[str]:
     return [python, "-I", "-u", "-c", BOOT]
 
 
+def kernel_cell(line: bytes) -> str:
+    """The cell that makes a worker of a kernel; `line` is the bundle."""
+    return _KERNEL_BOOT % line.strip()
+
+
 _LOADER = f"""\
 import sys
-from importlib.machinery import ModuleSpec
-from importlib.util import MAGIC_NUMBER
+from _frozen_importlib import ModuleSpec
+from _frozen_importlib_external import MAGIC_NUMBER, PathFinder, SourceFileLoader
 import marshal
+same = bundle["magic"] == MAGIC_NUMBER
 class Bundled:
     def find_spec(self, name, path=None, target=None):
         package, _, module = name.rpartition(".")
@@ -57,7 +67,7 @@ class Bundled:
         package, _, name = module.__name__.rpartition(".")
         if not package:
             return
-        code = bundle["codes"].get(name) if bundle["magic"] == MAGIC_NUMBER else None
+        code = bundle["codes"].get(name) if same else None
         if code is not None:
             code = marshal.loads(code)
         else:
@@ -65,15 +75,44 @@ class Bundled:
         exec(code, module.__dict__)
     def get_source(self, name):
         return bundle["sources"].get(name.rpartition(".")[2])
+class Library:
+    def find_spec(self, name, path=None, target=None):
+        if name in library:
+            spec = PathFinder.find_spec(name, path)
+            if spec is not None and type(spec.loader) is SourceFileLoader:
+                spec.loader = Compiled(name, spec.origin)
+                return spec
+class Compiled(SourceFileLoader):
+    def get_code(self, name):
+        known, code = library[name]
+        if _imp.source_hash(_RAW_MAGIC_NUMBER, self.get_data(self.path)) != known:
+            return super().get_code(name)
+        code = marshal.loads(code)
+        _imp._fix_co_filename(code, self.path)
+        return code
+    def exec_module(self, module):
+        super().exec_module(module)
+        module.__loader__ = module.__spec__.loader = SourceFileLoader(self.name, self.path)
 sys.meta_path.append(Bundled())
-from {NAME} import keeper
-keeper.main(begun)
+library = bundle.pop("library") if same else {{}}
+if library:
+    import _imp
+    from _frozen_importlib_external import _RAW_MAGIC_NUMBER
+    sys.meta_path.insert(0, Library())
+begin = __import__("{NAME}." + entry, fromlist=["main"]).main
+if library:
+    del sys.meta_path[0]
+    library.clear()
+begin(begun)
 """
 
 
 @lru_cache(maxsize=8)
-def bundle(package: Path | None = None) -> bytes:
-    """The line that `BOOT` reads: the worker's package, compiled for this interpreter, with its sources for others."""
+def bundle(package: Path | None = None, with_library: bool = False) -> bytes:
+    """The line that `BOOT` reads: the worker's package, compiled for this interpreter, with its sources for others.
+
+    `with_library`: with code of the standard library's, for images that lack it; half a megabyte more.
+    """
     folder = package or Path(repl.__path__[0]) / "worker"
     sources = {path.stem: path.read_text("utf-8") for path in sorted(folder.glob("*.py")) if path.stem != "__init__"}
     codes = {
@@ -86,8 +125,9 @@ def bundle(package: Path | None = None) -> bytes:
         "codes": codes,
         "magic": importlib.util.MAGIC_NUMBER,
         "origin": f"{ORIGIN}/",
+        "library": library() if with_library else {},
     }
-    return base64.b64encode(zlib.compress(marshal.dumps(parts, 2), 6)) + b"\n"
+    return base64.b64encode(zlib.compress(marshal.dumps(parts, 2), 1 if with_library else 6)) + b"\n"
 
 
 class Options(msgspec.Struct, kw_only=True):
@@ -108,6 +148,7 @@ class Options(msgspec.Struct, kw_only=True):
     padding: int = 0
     packages: list[str] = field(default_factory=list[str])
     shell: bool = False
+    kernel: list[str] = field(default_factory=list[str])
 
     def line(self) -> bytes:
         """ASCII JSON, as all lines of the stream are."""

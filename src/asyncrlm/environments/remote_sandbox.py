@@ -79,7 +79,7 @@ class RemoteSandbox(Sandbox):
         if self._boot_begun:
             return await self._booted.wait()
         self._boot_begun = True
-        program = await anyio.to_thread.run_sync(bundle, limiter=self._threads)
+        program = await anyio.to_thread.run_sync(bundle, None, self.machine.with_library, limiter=self._threads)
         await self._send(program + self._options.line())
         self._booted.set()
         return None

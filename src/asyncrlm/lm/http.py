@@ -78,17 +78,22 @@ class Connection:
         self._http = http
         self._library = library
         self._endpoint = endpoint
+        own = {name: value for name, value in http.headers.items() if name.lower() not in _OF_THE_LIBRARY}
         self._query = {name: value for name, value in endpoint.query.items() if value is not None}
+        self._query = {**dict(http.params), **self._query}
         self._url = _with_query(endpoint.url, self._query)
         self._headers = library.Headers({"accept-encoding": "identity"})
         # Replies are a few kB: unpacking them costs more than it saves, and nobody can send a bomb.
+        add_headers(self._headers, own)
         add_headers(self._headers, endpoint.headers)
         self._total = settings.timeout if isinstance(settings.timeout, int | float) else None
         self._faults = fault_types(library)
         self.host: str = endpoint.url.host
         self._where = str(settings.base_url or endpoint.url.join("/")).rstrip("/")
         where = endpoint.url.netloc.decode("ascii")
-        self._secrets = secret_texts((*settings.secrets, *(self._headers.get(name) for name in _SIGNATURES)))
+        signed = (self._headers.get(name) for name in _SIGNATURES)
+        carried = (*own.values(), *dict(http.params).values())
+        self._secrets = secret_texts((*settings.secrets, *carried, *signed))
         identity = (settings.api_key, settings.sdk_kwargs, *(self._headers.get(name) for name in _SIGNATURES))
         self.account = f"{settings.vendor}:{where}:{fingerprint(repr(identity))}"
 
@@ -103,11 +108,15 @@ class Connection:
         try:
             with anyio.fail_after(total):
                 response = await self._http.send(request, follow_redirects=False)
+            if response.status_code != 200:
+                raise self._refused(response, _with_signature(secrets, request))
+            reply = parse(response.content)
         except self._faults as fault:
-            raise self._classified(fault, secrets) from fault
-        if response.status_code != 200:
-            raise self._refused(response, secrets)
-        return self._finished(_parsed(parse, response.content, secrets), began, response)
+            raise self._classified(fault, _with_signature(secrets, request)) from fault
+        except LMError as error:
+            error.args = (redacted(error.args[0], _with_signature(secrets, request)),)
+            raise
+        return self._finished(reply, began, response)
 
     async def stream(
         self, prepare: Callable[[], Call], parse: Callable[[bytes], LMReply], assembler: Assembler
@@ -126,7 +135,8 @@ class Connection:
             with _until(deadline):
                 response = await self._http.send(request, follow_redirects=False, stream=True)
         except self._faults as fault:
-            raise self._classified(fault, secrets) from fault
+            raise self._classified(fault, _with_signature(secrets, request)) from fault
+        secrets = _with_signature(secrets, request)
         chunks: Any = None
         try:
             if response.status_code != 200 or "event-stream" not in response.headers.get("content-type", "").lower():
@@ -285,7 +295,15 @@ class HttpClient(LMClient):
         return f"<{type(self).__name__} {self.model} at {self._connection.host}>"
 
 
+_OF_THE_LIBRARY = frozenset({"accept", "accept-encoding", "connection", "user-agent"})
+"""Headers that an http client has without its owner's doing."""
+
 _SIGNATURES = ("authorization", "api-key", "x-api-key", "x-goog-api-key", "x-portkey-api-key")
+
+
+def _with_signature(secrets: tuple[str, ...], request: Any) -> tuple[str, ...]:
+    """All that a failure must not repeat: what the caller's own http client signed the request with, too."""
+    return secrets + secret_texts(request.headers.get(name) for name in _SIGNATURES)
 
 
 def _parsed(parse: Callable[[bytes], Any], data: bytes, secrets: tuple[str, ...]) -> Any:

@@ -14,6 +14,7 @@ from ..events import (
     CellFinished,
     CellStarted,
     Event,
+    HistoryCompacted,
     LimitReached,
     ListenerFailed,
     ModelReplied,
@@ -85,6 +86,7 @@ class Progress:
             SandboxDied: self._sandbox_died,
             TurnStarted: self._turn_started,
             ModelReplied: self._model_replied,
+            HistoryCompacted: self._history_compacted,
             CellStarted: self._cell_started,
             CellFinished: self._cell_finished,
             SubcallStarted: self._subcall_started,
@@ -164,6 +166,9 @@ class Progress:
         if event.input_tokens is not None and event.output_tokens is not None:
             tokens = f", {event.input_tokens:,} -> {event.output_tokens:,} tokens"
         self._say(event, f"  {event.model} replied in {event.seconds:.2f} s{tokens}")
+
+    def _history_compacted(self, event: HistoryCompacted) -> None:
+        self._say(event, f"  history summarised: {event.tokens_before:,} tokens before, {event.tokens_after:,} now")
 
     def _cell_started(self, event: CellStarted) -> None:
         self._of(event).begin_cell()

@@ -66,6 +66,7 @@ class Keeper:
         self.to_host = bytearray()
         self.inbox = bytearray()
         self.begun = b""  # of a line of the worker's that may be `done`
+        self.starting = bool(options["kernel"])  # what it says before it is a worker is no cell's
         self.at_start = True  # nothing of the worker's line that is to be passed on next has been passed on
         self.reason = ""
         self.stopped = False
@@ -215,6 +216,11 @@ class Keeper:
                 self.hung_up = True
                 self.unwatch(self.channel.fileno())
             return False
+        if self.starting:
+            self.starting = False
+            for output in self.outputs:
+                output.drain()
+                output.take()
         data = self.begun + data
         self.begun = b""
         start = 0

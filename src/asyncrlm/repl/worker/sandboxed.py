@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         padding: int
         packages: list[str]  # more folders for sys.path
         shell: bool  # cells run in IPython's shell
+        kernel: list[str]  # the command of a Jupyter kernel, in which they do instead; see `kernel.py`
 
 
 NICE = 5
@@ -93,6 +94,10 @@ class Lodging:
             if limits and "seccomp" in str(in_force.get("kernel")):
                 in_force["memory"] = limits
             in_force["outliving"] = _OUTLIVING.get(self.mode)
+            if self.options["kernel"]:
+                from . import kernel  # noqa: PLC0415 - others start without what it needs
+
+                kernel.become(self.options["kernel"], channel, in_force, self.options["network"])
             main.serve(channel, in_force)
         except BaseException:
             traceback.print_exc()
@@ -126,7 +131,8 @@ class Lodging:
         read_only = bool(os.statvfs("/").f_flag & os.ST_RDONLY)
         if syscalls.SECCOMP:
             with contextlib.suppress(OSError):
-                syscalls.seccomp(syscalls.filter_program(not read_only, network))
+                later = bool(self.options["kernel"])  # it makes sockets and threads before it is a worker
+                syscalls.seccomp(syscalls.filter_program(not read_only, network or later, later))
                 seccomp = "seccomp"
         both = f"{landlock}, seccomp" if landlock and seccomp else None
         own = "pid namespace" if self.mode == "pidns" else landlock if self.landlock >= 6 else None

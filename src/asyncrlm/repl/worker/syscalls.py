@@ -120,12 +120,13 @@ _METADATA: dict[str, Numbers] = {
     "futimesat": (261, None),
     "utimensat": (280, 88),
 }
+_SET_SCHEDULER = (144, 119)
 # Allowed on the caller itself: (numbers, what the first arguments must be). A user's or a group's priority is not one's
 # own.
 _OWN_ONLY: tuple[tuple[tuple[int, int], tuple[int, ...]], ...] = (
     ((302, 261), (0,)),  # prlimit64
     ((203, 122), (0,)),  # sched_setaffinity
-    ((144, 119), (0,)),  # sched_setscheduler
+    (_SET_SCHEDULER, (0,)),
     ((142, 118), (0,)),  # sched_setparam
     ((314, 274), (0,)),  # sched_setattr
     ((141, 140), (0, 0)),  # setpriority
@@ -156,6 +157,8 @@ _IOCTLS = (
     0x5412,  # TIOCSTI, TIOCLINUX: typing into a terminal
     0x541C,
 )
+_SECCOMP_CALL = (317, 277)
+_SET_FILTER, _ALL_THREADS = 1, 1
 SECCOMP = confine.LINUX and confine.MACHINE in _ARCHITECTURES
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _AND, _RETURN, _JUMP = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06, 0x05
@@ -186,9 +189,10 @@ def _tree(rules: list[tuple[int, Body]]) -> Body:
     return [(_AT_LEAST, 0, 1, rules[middle][0]), (_JUMP, 0, 0, len(below)), *below, *above]
 
 
-def filter_program(quiet_metadata: bool, network: bool = False) -> bytes:
+def filter_program(quiet_metadata: bool, network: bool = False, threads: bool = False) -> bytes:
     """The BPF program as bytes; `quiet_metadata`: chmod and utime succeed and do nothing. `network`: sockets may be
-    made."""
+    made. `threads`: the scheduling of any process of the same user's may be set, as threads of libraries do with
+    their own."""
     which, architecture = _ARCHITECTURES[confine.MACHINE]
     head: Body = [
         (_LOAD, 0, 0, 4),
@@ -209,6 +213,8 @@ def filter_program(quiet_metadata: bool, network: bool = False) -> bytes:
     for numbers, n in _MODES:
         _rule(rules, numbers[which], _argument(n), (_ANY_BIT, 0, 1, 0o6000), _errno(_EPERM), _ALLOW)
     for numbers, values in _OWN_ONLY:
+        if threads and numbers == _SET_SCHEDULER:
+            continue
         checks = [line for n, v in enumerate(values) for line in (_argument(n), (_EQUAL, 1, 0, v), _errno(_EPERM))]
         _rule(rules, numbers[which], *checks, _ALLOW)
     # ENOSYS makes the C library fall back to clone, whose flags a filter can read, and to openat.
@@ -253,4 +259,13 @@ def seccomp(program: bytes) -> None:
     header, _ = filter_header(program)
     confine.prctl(confine.PR_SET_NO_NEW_PRIVS, 1)
     if confine.libc.prctl(confine.PR_SET_SECCOMP, ctypes.c_ulong(2), header, ctypes.c_ulong(0), ctypes.c_ulong(0)):
+        raise confine.failure("seccomp")
+
+
+def seccomp_threads(program: bytes) -> None:
+    """Enter a filter with all the threads of this process."""
+    header, _ = filter_header(program)
+    confine.prctl(confine.PR_SET_NO_NEW_PRIVS, 1)
+    call = _SECCOMP_CALL[_ARCHITECTURES[confine.MACHINE][0]]
+    if confine.libc.syscall(call, _SET_FILTER, _ALL_THREADS, header):  # or the id of a thread that can't be taken along
         raise confine.failure("seccomp")
