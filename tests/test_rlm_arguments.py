@@ -130,7 +130,6 @@ async def test_a_wrong_override_is_named_with_its_right_form(
         ({"tags": "ab"}, "tags must be a dict"),
         ({"tags": ["a"]}, "tags must be a dict"),
         ({"prompt": None}, "of type NoneType"),
-        ({"prompt": None}, "of type NoneType"),
     ],
 )
 async def test_what_a_call_is_asked_with_is_checked_too(arguments: dict[str, Any], says: str) -> None:
