@@ -201,6 +201,8 @@ class HostObject:
 def _encoder(kind: str, model: Any, schema: Any) -> Callable[[Any], str]:
     if model is not None and not isinstance(model, str):
         raise TypeError(f"model must be the name of a model, not {type(model).__name__}")
+    if hasattr(schema, "model_json_schema"):  # a class of pydantic's
+        schema = schema.model_json_schema()
     rest = (f',"model":{dump(model)}' if model is not None else "") + (
         f',"schema":{dump(schema, "schema")}' if schema is not None else ""
     )
