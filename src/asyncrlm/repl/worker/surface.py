@@ -138,7 +138,7 @@ class Surface:
         """What is left of the limits: money, tokens, calls, seconds; None where there is no limit."""
         return codec.decode(self._calls.call((None,), lambda _: '"kind":"limits"')[0].get("value"))
 
-    def tool(self, name: str) -> Callable[..., Any]:
+    def tool(self, name: str, doc: str) -> Callable[..., Any]:
         """A function of the host."""
 
         def tool(*args: Any, **kwargs: Any) -> Any:
@@ -154,12 +154,9 @@ class Surface:
             return codec.decode(reply.get("value"))
 
         tool.__name__ = tool.__qualname__ = name
+        tool.__doc__ = doc
         tool.__module__ = "__main__"
         return tool
-
-    def host_object(self, name: str, functions: list[str]) -> HostObject:
-        """An object that stays on the host, behind its functions."""
-        return HostObject(name, {each: self.tool(f"{name}.{each}") for each in functions})
 
 
 class HostObject:
