@@ -17,10 +17,10 @@ from asyncrlm.events import UsageSettled
 from asyncrlm.ledger import Ledger, Need, Price
 from asyncrlm.lm.base import LMReply, LMRequest, LMUsage, Message
 from asyncrlm.lm.clients import ClientSpec, client_spec
-from asyncrlm.lm.fair import NO_FLOW
-from asyncrlm.lm.fallback import cost_of
-from asyncrlm.lm.gate import Gate
-from asyncrlm.lm.sender import Sender
+from asyncrlm.lm.pacing.fair import NO_FLOW
+from asyncrlm.lm.pacing.fallback import cost_of
+from asyncrlm.lm.pacing.gate import Gate
+from asyncrlm.lm.pacing.sender import Sender
 from asyncrlm.repl.resources import ResourceScope
 from asyncrlm.testing import FakeOpenAIServer, FakeReply, FakeRequest, ScriptedLM
 from asyncrlm.types import RateHints

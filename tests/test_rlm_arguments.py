@@ -129,7 +129,6 @@ async def test_a_wrong_override_is_named_with_its_right_form(
         ({"root_prompt": ["a"]}, "root_prompt must be a str"),
         ({"tags": "ab"}, "tags must be a dict"),
         ({"tags": ["a"]}, "tags must be a dict"),
-        ({"prompt": 5}, "of type int"),
         ({"prompt": None}, "of type NoneType"),
     ],
 )

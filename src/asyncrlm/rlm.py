@@ -195,7 +195,8 @@ class AsyncRLM:
             prompt: A str, bytes, dict, list, or a `pathlib.Path` to a text file.
             root_prompt: The question.
             tags: Kept with the result and in the log.
-            **overrides: For this call alone: limits, `sampling_args`, `custom_tools`, `tenant`, or `response_format`,
+            **overrides: For this call alone: limits, `sampling_args`, `custom_tools`, `tenant`; `lazy=True`, a
+                prompt that is a path to a text file stays a file in cells, whatever its size; or `response_format`,
                 what the answer must be: a type that msgspec or pydantic can handle, a JSON schema, or OpenAI's own
                 form of one. `parsed` of the result is then its value, `response` its JSON.
 

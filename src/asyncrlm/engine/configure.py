@@ -12,7 +12,7 @@ from ..environments import Environment
 from ..environments import environment as make_environment
 from ..environments.units import parse_bytes
 from ..errors import ConfigurationError
-from ..lm.asked import CacheMode, CacheSettings
+from ..lm.cache.asked import CacheMode, CacheSettings
 from ..lm.pacing import Pacer
 from ..lm.routing import Router
 from ..lm.spec import checked_sampling
@@ -145,7 +145,7 @@ def check_overrides(overrides: Mapping[str, Any], given: Iterable[str]) -> Mappi
     Raises:
         ConfigurationError: naming the right form.
     """
-    known = (*Limits.__struct_fields__, "sampling_args", "custom_tools", "tenant", "response_format")
+    known = (*Limits.__struct_fields__, "sampling_args", "custom_tools", "tenant", "response_format", "lazy")
     for name in overrides:
         if name in known:
             continue
@@ -154,6 +154,8 @@ def check_overrides(overrides: Mapping[str, Any], given: Iterable[str]) -> Mappi
         else:
             hint = _meant(name, ("root_prompt", "tags", *known))
         raise ConfigurationError(f"unknown argument {name!r}; {hint}for one call you can give: {', '.join(known)}")
+    if not isinstance(overrides.get("lazy", False), bool):
+        raise ConfigurationError("lazy is True or False: whether a text file stays a file in cells, whatever its size")
     return {**overrides, "sampling_args": _sampling("sampling_args", overrides.get("sampling_args"))}
 
 

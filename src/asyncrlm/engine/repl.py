@@ -56,6 +56,7 @@ class Repl:
         environment: The name of a kind of place, or an `Environment`.
         environment_kwargs: Settings of the environment, if it is given by name.
         context: Bound to `context` in cells: what may be the prompt of a completion. It is never changed.
+        lazy: Whether a text file stays a file in cells, a `Text`, whatever its size; over 256 MB it always does.
         lm: What `llm_query` asks: a backend's name or "provider/model", an `LMClient`, or an
             `async def f(messages) -> str`. None: calls fail with a text that says so. `rlm_query` asks it too.
         custom_tools: Name → value or host callable, or name → {"tool": …, "description": …}; an entry may have
@@ -78,6 +79,7 @@ class Repl:
         *,
         environment_kwargs: Mapping[str, Any] | None = None,
         context: Any = None,
+        lazy: bool = False,
         lm: str | LMClient | Callable[..., Awaitable[Any]] | None = None,
         custom_tools: Mapping[str, Any] | None = None,
         mcp_servers: Sequence[MCPServer | Mapping[str, Any]] | None = None,
@@ -98,7 +100,7 @@ class Repl:
         if context is not None:
             check_prompt_type(context)
             if isinstance(context, Path):
-                resolved(context)  # one that can't be read is told of here
+                resolved(context, lazy=lazy)  # one that can't be read is told of here
         limits = checked_limits(
             Limits(),
             {
@@ -108,7 +110,7 @@ class Repl:
                 "tool_timeout": tool_timeout,
             },
         )
-        self._context = context
+        self._context, self._lazy = context, lazy
         self._replies = checked_replies({"cache": cache, "cache_size": cache_size, "record": record, "replay": replay})
         self._model = None if lm is None else Router.of(lm, needs_keys=replay is None)
         self._pacer = None if self._model is None else checked_pacer(pacer, self._model)
@@ -148,7 +150,7 @@ class Repl:
             )
             self._session = await stack.enter_async_context(session)
             if self._context is not None:
-                await session.load("context", self._context)
+                await session.load("context", self._context, lazy=self._lazy)
             await session.ready()
             self._stack = stack.pop_all()
         self._state = "open"
@@ -173,15 +175,15 @@ class Repl:
         stack, self._stack = self._stack, None
         return None if stack is None else await stack.__aexit__(kind, error, traceback)
 
-    async def load(self, name: str, value: Any) -> None:
-        """Bind another context, such as "context_1". What it may be: as `context` of the constructor.
+    async def load(self, name: str, value: Any, *, lazy: bool = False) -> None:
+        """Bind another context, such as "context_1". The arguments are as `context` and `lazy` of the constructor.
 
         Raises:
             ConfigurationError: if the value can't be loaded, or cells have that name for something else.
             SandboxLost: if no worker can be had, or it dies of it.
         """
         check_context_name(name, self._tools)
-        await self._opened().load(name, value)
+        await self._opened().load(name, value, lazy=lazy)
 
     async def execute(self, code: str) -> REPLResult:
         """Run one cell. What it raises is in the result, what the host can't do is raised here.

@@ -53,6 +53,7 @@ class Run:
         tags: dict[str, Any] | None = None,
         path: str = "",
         shape: Shape | None = None,
+        lazy: bool = False,
         conversation: Conversation | None = None,
     ) -> None:
         self.tree = tree
@@ -62,6 +63,7 @@ class Run:
         self._tags = tags
         self.parent_id = parent_id
         self._prompt = prompt
+        self._lazy = lazy
         self._root_prompt = root_prompt
         self._root = root
         self._configuration = tree.configuration
@@ -150,11 +152,11 @@ class Run:
         """What the model is told of the prompt. Folders and large values take long to walk: not on the event loop."""
         prompt, tree = self._prompt, self.tree
         check_prompt_type(prompt)
-        if isinstance(prompt, str | bytes):
+        if isinstance(prompt, str | bytes) and not self._lazy:
             return describe(prompt)
 
         def look() -> tuple[Any, ContextInfo]:
-            what = resolved(prompt)
+            what = resolved(prompt, lazy=self._lazy)
             return what, describe(what)
 
         with anyio.CancelScope(deadline=tree.deadline):

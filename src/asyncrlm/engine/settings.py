@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from ..errors import ConfigurationError
-from ..lm.asked import CacheSettings
+from ..lm.cache.asked import CacheSettings
 from ..lm.pacing import Pacer
 from ..lm.routing import Router
 from ..mcp.server import MCPServer
