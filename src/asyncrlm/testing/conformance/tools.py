@@ -161,11 +161,14 @@ class Tools(Conformance):
             await anyio.lowlevel.checkpoint()
             return number
 
+        def plain(number: int) -> int:
+            return number
+
         code = (
             "from concurrent.futures import ThreadPoolExecutor\nwith ThreadPoolExecutor(20) as pool:\n"
             "    print(sum(pool.map(later, range(500))) + sum(pool.map(plain, range(500))))"
         )
-        async with working(Repl(environment, custom_tools={"later": later, "plain": lambda number: number})) as repl:
+        async with working(Repl(environment, custom_tools={"later": later, "plain": plain})) as repl:
             same(await printed(repl, code), f"{2 * sum(range(500))}\n", "a thousand calls")
 
 
