@@ -6,6 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Self
 
 import anyio
+import anyio.lowlevel
 
 from ..errors import RLMError
 from ..observe.log import get_logger
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
 
 AT_ONCE = 4
 """Sandboxes that are made at the same time when a pool is filled first."""
+REFILLED_AT_ONCE = 2
+"""Those that are made beside runs."""
 REFILL_GRACE = 2.0
-"""Seconds a run that ends gives a sandbox that is being made for the next one: half-made it would be lost."""
+"""Seconds to make one in, beside a run; one that ends meanwhile waits, since half-made it would be lost."""
 
 
 class Pool:
@@ -41,6 +44,7 @@ class Pool:
         self._spares: deque[RemoteSandbox] = deque()
         self._being_made = 0
         self._filling = anyio.Lock()
+        self._refilling = anyio.Semaphore(REFILLED_AT_ONCE, fast_acquire=True)
         self._filled = False
         self._closed = False
 
@@ -91,12 +95,16 @@ class Pool:
             raise errors[0]
 
     async def refill(self) -> None:
-        """Make one for the next run; what goes wrong is logged."""
-        if not self._wanted():
-            return
+        """Make what is missing, a few at a time: runs that begin together need the processors for themselves.
+
+        What goes wrong is logged. Cancelled, it finishes the one that is being made and leaves the rest to others.
+        """
         try:
-            with anyio.move_on_after(REFILL_GRACE, shield=True):
-                await self._add()
+            async with self._refilling:
+                while self._wanted():
+                    with anyio.move_on_after(REFILL_GRACE, shield=True):
+                        await self._add()
+                    await anyio.lowlevel.checkpoint()
         except RLMError as error:
             get_logger().warning("a sandbox could not be made ahead", error=str(error))
 
