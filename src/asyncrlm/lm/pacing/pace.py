@@ -27,6 +27,11 @@ RAMP_STEP = 0.008
 SHORT_WAIT = 1.0
 """Seconds; nobody goes elsewhere for less."""
 
+_RECENT = 32
+_FEW = 0.2
+"""Share of the last requests up to which refusals are taken to be one server of many that is busy: they neither narrow
+the account nor, with a short Retry-After, stop it."""
+
 NARROWER = 0.9
 """What is left of the width when the server refuses."""
 
@@ -56,6 +61,8 @@ class Pace:
         self._width = float(widest)
         self._refused_at = 0.0
         """The width at which the server last refused."""
+        self._share_refused = 0.0
+        """Of about the last `_RECENT` requests."""
         self._epoch = 0
         """Counts narrowings: what was sent before one and is refused after it does not narrow again."""
         self._tokens_in_flight = 0
@@ -166,6 +173,7 @@ class Pace:
             # Slowly where it was refused, faster away from there: the server may have changed its mind.
             near = abs(self._width - self._refused_at) <= 0.1 * self._refused_at
             self._width = min(self.widest, self._width + (1 / self._width if near else 0.25))
+        self._share_refused -= self._share_refused / _RECENT
         if self._quota is not None:
             self._quota.accepted()
 
@@ -179,6 +187,9 @@ class Pace:
             self._told(rate, permit, in_flight)
         if not limited:
             return
+        self._share_refused += (1 - self._share_refused) / _RECENT
+        if wait is not None and wait < SHORT_WAIT and self._share_refused < _FEW:
+            wait = None  # the refused request's own matter: what is refused now and then is no full server
         if wait:
             self._paused_until = max(self._paused_until, anyio.current_time() + wait)
             self.timed = True
@@ -196,7 +207,7 @@ class Pace:
             ):
                 if meter is not None and left == 0 and (wait is None or wait > (reset or 0.0) / 2):
                     meter.refused()
-        if not spent:
+        if not spent and self._share_refused >= _FEW:
             self._narrow(permit, in_flight)
 
     def _narrow(self, permit: Permit, in_flight: int) -> None:
