@@ -1,6 +1,6 @@
-"""CPU per call of each client beside its vendor's own SDK, and a fan-out of OpenAI's over both its transports.
+"""CPU per call of each client beside its vendor's own SDK, a fan-out over each of the SDK's transports, a cache's hits.
 
-    python benchmarks/clients.py            # everything: about two minutes
+    python benchmarks/clients.py            # everything: about four minutes
     python benchmarks/clients.py --quick    # does it work at all?
 
 The replies come from one plain server in a process of its own; CPU is that of the calling process alone. Each figure is
@@ -11,17 +11,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 PROMPT = "word " * 400
 TEXT = "reply " * 40
+
+CLIENTS = ("openai", "azure_openai", "anthropic", "gemini")
 
 Call = Callable[[], Awaitable[str]]
 
@@ -121,7 +126,7 @@ async def bare(backend: str, url: str, http: Any = None) -> AsyncGenerator[Call]
     if backend == "anthropic":
         import anthropic
 
-        async with anthropic.AsyncAnthropic(base_url=url, max_retries=0, **key) as claude:
+        async with anthropic.AsyncAnthropic(base_url=url, max_retries=0, http_client=http, **key) as claude:
 
             async def ask_claude() -> str:
                 reply: Any = await claude.messages.create(model="m", max_tokens=1000, messages=messages)
@@ -131,7 +136,8 @@ async def bare(backend: str, url: str, http: Any = None) -> AsyncGenerator[Call]
     elif backend == "gemini":
         from google import genai
 
-        gemini: Any = genai.Client(http_options=genai.types.HttpOptions(base_url=url), **key)
+        options = genai.types.HttpOptions(base_url=url, httpx_async_client=http)
+        gemini: Any = genai.Client(http_options=options, **key)
 
         async def ask_gemini() -> str:
             return (await gemini.aio.models.generate_content(model="m", contents=PROMPT)).text
@@ -144,7 +150,8 @@ async def bare(backend: str, url: str, http: Any = None) -> AsyncGenerator[Call]
         import openai
 
         if backend == "azure_openai":
-            sdk: Any = openai.AsyncAzureOpenAI(azure_endpoint=url, api_version="2024-10-21", max_retries=0, **key)
+            azure: dict[str, Any] = {"azure_endpoint": url, "api_version": "2024-10-21", **key}
+            sdk: Any = openai.AsyncAzureOpenAI(max_retries=0, http_client=http, **azure)
         else:
             sdk = openai.AsyncOpenAI(base_url=url, max_retries=0, http_client=http, **key)
         async with sdk:
@@ -174,7 +181,7 @@ async def cpu_per_call(call: Call, count: int) -> float:
 async def each_client(count: int, rounds: int) -> None:
     print("| client | ours | bare SDK | |\n|---|---|---|---|")
     async with server() as url:
-        for backend in ("openai", "azure_openai", "anthropic", "gemini"):
+        for backend in CLIENTS:
             async with ours(backend, url) as mine, bare(backend, url) as theirs:
                 for call in (mine, theirs):
                     await cpu_per_call(call, 32)
@@ -183,49 +190,104 @@ async def each_client(count: int, rounds: int) -> None:
             print(f"| `{backend}` | {own:.2f} ms | {sdk:.2f} ms | {own / sdk:.2f} x |", flush=True)
 
 
-async def fan_out(count: int, width: int, rounds: int) -> None:
-    import openai
+def transports(backend: str) -> dict[str, Callable[[], Any]]:
+    """The ways of sending that the vendor's SDK offers, the one it takes by itself first; None is that one."""
+    import httpx
+    import httpx2
 
-    print(f"\n| {count:,} calls at 50 ms, {width} at once | seconds | CPU per call |\n|---|---|---|")
-    limits: Any = {"limits": openai.DEFAULT_CONNECTION_LIMITS, "timeout": 600}
-    ways: dict[str, Callable[[str], Any]] = {
-        "ours, aiohttp transport (the default on asyncio)": lambda url: ours("openai", url),
-        "ours, httpx2 transport": lambda url: ours("openai", url, http_client=openai.DefaultAsyncHttpxClient(**limits)),
-        "bare SDK, aiohttp transport": lambda url: bare("openai", url, openai.DefaultAioHttpClient(**limits)),
-        "bare SDK, httpx2 transport": lambda url: bare("openai", url, openai.DefaultAsyncHttpxClient(**limits)),
+    if backend == "gemini":  # takes aiohttp where it is installed
+        timeouts: dict[str, Any] = {"timeout": 600}
+        httpx_limits = httpx.Limits(max_connections=1_000, max_keepalive_connections=1_000)
+        httpx2_limits = httpx2.Limits(max_connections=1_000, max_keepalive_connections=1_000)
+        return {
+            "aiohttp": lambda: None,
+            "httpx2": lambda: httpx2.AsyncClient(limits=httpx2_limits, **timeouts),
+            "httpx": lambda: httpx.AsyncClient(limits=httpx_limits, **timeouts),
+        }
+    sdk: Any = importlib.import_module("anthropic" if backend == "anthropic" else "openai")
+    limits = {"limits": sdk.DEFAULT_CONNECTION_LIMITS, "timeout": 600}
+    return {
+        "httpx2": lambda: sdk.DefaultAsyncHttpxClient(**limits),
+        "aiohttp": lambda: sdk.DefaultAioHttpClient(**limits),
     }
+
+
+async def one_fan_out(call: Call, count: int, width: int) -> tuple[float, float]:
+    """Seconds of all, and milliseconds of CPU of one."""
+    left, began, used = count, time.perf_counter(), time.process_time()
+
+    async def worker() -> None:
+        nonlocal left
+        while left > 0:
+            left -= 1
+            await call()
+
+    await asyncio.gather(*(worker() for _ in range(width)))
+    return time.perf_counter() - began, (time.process_time() - used) / count * 1e3
+
+
+async def fan_out(backends: tuple[str, ...], count: int, width: int, rounds: int) -> None:
+    print(f"\n| {count:,} calls at 50 ms, {width} at once | seconds | CPU per call |\n|---|---|---|")
     async with server(0.05) as url:
-        for name, open_ in ways.items():
-            figures: list[tuple[float, float]] = []
+        for backend in backends:
+            ways: dict[str, Callable[[], Any]] = {
+                "ours, aiohttp (the default on asyncio)": lambda b=backend: ours(b, url)
+            }
+            for name, make in transports(backend).items():
+                if name == "httpx2":
+                    ways["ours, httpx2"] = lambda b=backend, m=make: ours(b, url, http_client=m())
+                ways[f"bare SDK, {name}"] = lambda b=backend, m=make: bare(b, url, m())
+            figures: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
             for _ in range(rounds):
-                async with open_(url) as call:
-                    left, began, used = count, time.perf_counter(), time.process_time()
+                for name, open_ in ways.items():
+                    async with open_() as call:
+                        await cpu_per_call(call, 16)
+                        figures[name].append(await one_fan_out(call, count, width))
+            for name, each in figures.items():
+                seconds, cpu = median(s for s, _ in each), median(c for _, c in each)
+                print(f"| `{backend}`: {name} | {seconds:.2f} s | {cpu:.2f} ms |", flush=True)
 
-                    async def worker(call: Call = call) -> None:
-                        nonlocal left
-                        while left > 0:
-                            left -= 1
-                            await call()
 
-                    await asyncio.gather(*(worker() for _ in range(width)))
-                    figures.append((time.perf_counter() - began, (time.process_time() - used) / count * 1e3))
-            seconds, cpu = median(s for s, _ in figures), median(c for _, c in figures)
-            print(f"| {name} | {seconds:.2f} s | {cpu:.2f} ms |", flush=True)
+async def cache_hits(count: int) -> None:
+    """Milliseconds until a call is answered from the disk, one after another."""
+    from asyncrlm.lm.base import LMReply, LMRequest, Message
+    from asyncrlm.lm.cache.asked import Asked, CacheSettings, Seen
+    from asyncrlm.lm.cache.replies import open_cache
+
+    requests = [LMRequest(messages=(Message("user", f"{number} {PROMPT}"),)) for number in range(count)]
+
+    async def ask() -> LMReply:
+        return LMReply(text=TEXT)
+
+    took: list[float] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(2):
+            took.clear()
+            async with open_cache(CacheSettings(Path(folder), "cache", max_bytes=10**9)) as cache:
+                for request in requests:
+                    began = time.perf_counter()
+                    await cache.answer(Asked.of("b", "m", request, {}, None), request, ask, Seen())
+                    took.append((time.perf_counter() - began) * 1e3)
+    last = sorted(took)[int(0.99 * count)]
+    print(f"\nA cache hit: median {median(took):.2f} ms, 99 % within {last:.2f} ms ({count:,} different calls).")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--rounds", type=int, default=1, help="of the fan-outs, whose medians are told")
     parser.add_argument("--serve", type=float, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve is not None:
         asyncio.run(serve(given.serve))
     elif given.quick:
         asyncio.run(each_client(64, 1))
-        asyncio.run(fan_out(200, 32, 1))
+        asyncio.run(fan_out(CLIENTS, 200, 32, 1))
+        asyncio.run(cache_hits(50))
     else:
         asyncio.run(each_client(1_000, 3))
-        asyncio.run(fan_out(10_000, 256, 1))
+        asyncio.run(fan_out(CLIENTS, 10_000, 256, given.rounds))
+        asyncio.run(cache_hits(2_000))
 
 
 if __name__ == "__main__":

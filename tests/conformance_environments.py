@@ -12,6 +12,8 @@ from asyncrlm import Environment
 from asyncrlm.environments import environment
 from asyncrlm.testing import EnvironmentConformance
 
+from .vendors import SDK_WARNINGS
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
@@ -71,5 +73,9 @@ PLACES = {
     "IPython": place("asyncrlm.environments.ipython:IPythonEnvironment", needs="IPython"),
     "Kernel": place("tests.conformance_environments:kernel", needs="ipykernel", backends=("asyncio",)),
     "Docker": Docker,
+    "Modal": place("tests.vendors:modal", needs="modal", backends=("asyncio",)),
+    "Daytona": place("tests.vendors:daytona", needs="daytona", backends=("asyncio",), pytestmark=[*SDK_WARNINGS]),
+    "E2B": place("tests.vendors:e2b", needs="e2b", backends=("asyncio",)),
+    "Prime": place("tests.vendors:prime", needs="prime_sandboxes", backends=("asyncio",)),
 }
 """Name → suite, collected as `TestName` by test_conformance.py: `pytest tests/test_conformance.py -k Local`."""

@@ -11,7 +11,7 @@ from msgspec import Struct, field
 
 from asyncrlm.lm.base import LMClient, LMDelta, LMReply, LMRequest
 from asyncrlm.lm.clients import ClientSpec, client_spec
-from asyncrlm.lm.endpoints import PRESETS
+from asyncrlm.lm.http.endpoints import PRESETS
 from asyncrlm.testing import FakeAnthropicServer, FakeGeminiServer, FakeOpenAIServer
 from asyncrlm.testing.server import FakeServer
 

@@ -11,8 +11,8 @@ import trio.testing
 from asyncrlm import LMError
 from asyncrlm.ledger import Ledger, Need
 from asyncrlm.lm.base import LMClient, LMReply, LMRequest, Message
-from asyncrlm.lm.gate import Gate
-from asyncrlm.lm.limits import rate_hints
+from asyncrlm.lm.pacing.gate import Gate
+from asyncrlm.lm.pacing.limits import rate_hints
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -61,8 +61,11 @@ def test_each_client_is_measured_beside_its_sdk() -> None:
     command = [sys.executable, BENCHMARKS / "clients.py", "--quick"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr + done.stdout
-    for name in ("`openai`", "`azure_openai`", "`anthropic`", "`gemini`", "ours, httpx2", "bare SDK, aiohttp"):
-        assert f"| {name}" in done.stdout
+    for name in ("openai", "azure_openai", "anthropic", "gemini"):
+        assert f"| `{name}` |" in done.stdout
+        for way in ("ours, aiohttp", "ours, httpx2", "bare SDK, aiohttp", "bare SDK, httpx2"):
+            assert f"| `{name}`: {way}" in done.stdout
+    assert "A cache hit: median" in done.stdout
 
 
 def test_a_contender_that_never_ends_is_killed_with_all_it_started(tmp_path: Path) -> None:

@@ -15,11 +15,11 @@ from lm_serving import KEY, ask
 from asyncrlm import AsyncRLM
 from asyncrlm.errors import LMError
 from asyncrlm.ledger import Price
-from asyncrlm.lm.anthropic_client import DEFAULT_MAX_TOKENS, OLDER_SAMPLING, SAMPLING, SAMPLING_VERSION
-from asyncrlm.lm.anthropic_spec import ANTHROPIC_KWARGS
+from asyncrlm.lm.anthropic.client import DEFAULT_MAX_TOKENS, OLDER_SAMPLING, SAMPLING, SAMPLING_VERSION
+from asyncrlm.lm.anthropic.spec import ANTHROPIC_KWARGS
 from asyncrlm.lm.base import LMRequest, Message
 from asyncrlm.lm.clients import client_spec
-from asyncrlm.lm.fallback import cost_of
+from asyncrlm.lm.pacing.fallback import cost_of
 from asyncrlm.testing import FakeAnthropicServer, FakeReply
 
 from .helpers import submit

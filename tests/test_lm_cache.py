@@ -15,11 +15,11 @@ import pytest
 
 from asyncrlm import AsyncRLM, BudgetExceededError, ConfigurationError, LMError, TokenLimitExceededError
 from asyncrlm.events import ModelReplied, SubcallFinished, UsageSettled
-from asyncrlm.lm.asked import Asked, CacheSettings, Seen
 from asyncrlm.lm.base import LMReply, LMRequest, LMUsage, Message
-from asyncrlm.lm.cache import ReplyCache, open_cache
+from asyncrlm.lm.cache.asked import Asked, CacheSettings, Seen
+from asyncrlm.lm.cache.replies import ReplyCache, open_cache
+from asyncrlm.lm.cache.store import FILE_NAME, ReplyStore
 from asyncrlm.lm.clients import client_spec
-from asyncrlm.lm.store import FILE_NAME, ReplyStore
 from asyncrlm.testing import ScriptedLM
 
 from .helpers import cell, echo, scripted, submit

@@ -10,7 +10,7 @@ import pytest
 from asyncrlm.errors import ConfigurationError
 from asyncrlm.ledger import Price
 from asyncrlm.lm.clients import BACKENDS, client_spec
-from asyncrlm.lm.endpoints import PRESETS, key_from_environment, origin_of
+from asyncrlm.lm.http.endpoints import PRESETS, key_from_environment, origin_of
 from asyncrlm.testing import ScriptedLM
 
 VARIABLES = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENROUTER_API_KEY", "AI_GATEWAY_API_KEY", "PRIME_API_KEY")

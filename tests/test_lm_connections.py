@@ -23,12 +23,12 @@ from lm_serving import KEY, ask, serving, spec_for
 from asyncrlm.errors import ConfigurationError, LMError
 from asyncrlm.ledger import Ledger, Need
 from asyncrlm.lm.clients import client_spec
-from asyncrlm.lm.gate import Gate
-from asyncrlm.lm.http_pool import MAX_CONNECTIONS
-from asyncrlm.lm.limits import open_files_share
-from asyncrlm.lm.openai_client import OpenAIClient
-from asyncrlm.lm.openai_spec import REFUSED_SDK_KWARGS, SDK_KWARGS
+from asyncrlm.lm.http.pool import MAX_CONNECTIONS
+from asyncrlm.lm.openai.client import OpenAIClient
+from asyncrlm.lm.openai.spec import REFUSED_SDK_KWARGS, SDK_KWARGS
 from asyncrlm.lm.pacing import Pacer
+from asyncrlm.lm.pacing.gate import Gate
+from asyncrlm.lm.pacing.limits import open_files_share
 from asyncrlm.testing import FakeOpenAIServer, FakeReply
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from asyncrlm.events import UsageSettled
 from asyncrlm.ledger import Ledger, Need, Price
 from asyncrlm.lm.base import LMReply, LMRequest, LMUsage, Message
 from asyncrlm.lm.clients import ClientSpec, client_spec
-from asyncrlm.lm.fair import NO_FLOW
-from asyncrlm.lm.fallback import cost_of
-from asyncrlm.lm.gate import Gate
-from asyncrlm.lm.sender import Sender
+from asyncrlm.lm.pacing.fair import NO_FLOW
+from asyncrlm.lm.pacing.fallback import cost_of
+from asyncrlm.lm.pacing.gate import Gate
+from asyncrlm.lm.pacing.sender import Sender
 from asyncrlm.repl.resources import ResourceScope
 from asyncrlm.testing import FakeOpenAIServer, FakeReply, FakeRequest, ScriptedLM
 from asyncrlm.types import RateHints
@@ -174,6 +174,24 @@ def test_one_that_is_down_is_asked_again_before_one_that_is_refused_is_waited_fo
             assert (await ask()).text == "up"
             assert anyio.current_time() - began < 10
         assert asked == ["b"]
+
+    on_a_jumping_clock(main)
+
+
+def test_one_that_has_no_quota_left_is_not_asked_again_for_a_while() -> None:
+    async def main() -> None:
+        poor = failing("quota")
+        async with asking(poor, ScriptedLM(lambda _: "b", model="b")) as ask:
+            assert [(await ask()).text for _ in range(5)] == ["b"] * 5
+            assert len(poor.calls) == 1
+            await anyio.sleep(61)
+            assert (await ask()).text == "b"
+            assert len(poor.calls) == 2
+        async with asking(poor, failing("quota")) as ask:
+            for _ in range(2):
+                with pytest.raises(LMError) as caught:
+                    await ask()
+                assert (caught.value.kind, caught.value.retryable) == ("quota", False)
 
     on_a_jumping_clock(main)
 

@@ -11,9 +11,9 @@ from lm_backends import BACKENDS
 from lm_serving import KEY, ask
 
 from asyncrlm.errors import ConfigurationError, LMError
-from asyncrlm.lm.azure import AZURE_KWARGS
 from asyncrlm.lm.clients import client_spec
-from asyncrlm.lm.portkey import PORTKEY_OPTIONS, gateway_headers
+from asyncrlm.lm.openai.azure import AZURE_KWARGS
+from asyncrlm.lm.openai.portkey import PORTKEY_OPTIONS, gateway_headers
 from asyncrlm.testing import FakeOpenAIServer, FakeReply
 
 pytestmark = pytest.mark.anyio

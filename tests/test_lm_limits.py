@@ -13,7 +13,7 @@ from lm_serving import spec_for
 from asyncrlm import ConfigurationError, LMError, Pacer, TokenLimitExceededError
 from asyncrlm.ledger import Ledger
 from asyncrlm.lm.base import LMReply, LMRequest, LMUsage, Message
-from asyncrlm.lm.limits import rate_hints
+from asyncrlm.lm.pacing.limits import rate_hints
 from asyncrlm.testing import FakeOpenAIServer, FakeReply, ScriptedLM
 from asyncrlm.types import RateHints
 

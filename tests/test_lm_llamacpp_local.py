@@ -86,7 +86,7 @@ async def test_a_file_answers_in_a_thread(path: str) -> None:
         reply = await client.acomplete(ask("hi", output_cap=5))
         deltas = [delta async for delta in client.astream(ask("hi"))]
     usage = LMUsage(input_tokens=7, output_tokens=3)
-    assert timeless(reply) == LMReply(text="one two three", finish_reason="stop", usage=usage, model="file")
+    assert timeless(reply) == LMReply(text="one two three", finish_reason="stop", usage=usage, model="small-q4")
     assert [delta.text for delta in deltas] == ["one ", "two ", "three", ""]
     (llama,) = Llama.made
     assert llama.settings == {"model_path": path, "n_ctx": 8192, "verbose": False}

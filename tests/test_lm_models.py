@@ -14,7 +14,7 @@ from asyncrlm.lm import catalog
 from asyncrlm.lm.base import LMClient, LMReply, LMRequest, LMUsage, Message
 from asyncrlm.lm.callable import CallableClient
 from asyncrlm.lm.clients import client_spec
-from asyncrlm.lm.endpoints import PRESETS
+from asyncrlm.lm.http.endpoints import PRESETS
 from asyncrlm.lm.routing import Router
 from asyncrlm.testing import ScriptedLM
 

@@ -17,8 +17,8 @@ from lm_serving import spec_for
 from asyncrlm import AsyncRLM, ConfigurationError, LMError, Pacer
 from asyncrlm.events import SubcallFinished
 from asyncrlm.lm.base import LMRequest
-from asyncrlm.lm.gate import Gate
 from asyncrlm.lm.pacing import BURST, Pacers
+from asyncrlm.lm.pacing.gate import Gate
 from asyncrlm.rlm import completions_of
 from asyncrlm.testing import FakeOpenAIServer, FakeReply, FakeRequest, ScriptedLM
 

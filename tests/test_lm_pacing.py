@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from asyncrlm.errors import BudgetExceededError, LMError
 from asyncrlm.ledger import Ledger, Need, Price
 from asyncrlm.lm.base import LMReply, LMRequest, LMUsage, Message
-from asyncrlm.lm.gate import Gate
 from asyncrlm.lm.pacing import Pacer
+from asyncrlm.lm.pacing.gate import Gate
 from asyncrlm.testing import ScriptedLM
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from lm_backends import BACKENDS, FAMILIES, Backend
 from msgspec import Struct, structs
 
 from asyncrlm import AsyncRLM, ConfigurationError, LMError, RLMLogger
-from asyncrlm.lm import portkey
 from asyncrlm.lm.clients import client_spec
-from asyncrlm.lm.endpoints import PRESETS
+from asyncrlm.lm.http.endpoints import PRESETS
+from asyncrlm.lm.openai import portkey
 from asyncrlm.testing import FakeOpenAIServer, FakeReply, FakeRequest
 
 from .helpers import cell, submit

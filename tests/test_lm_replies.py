@@ -10,8 +10,8 @@ import pytest
 
 from asyncrlm.errors import LMError
 from asyncrlm.lm.base import LMReply, LMUsage
+from asyncrlm.lm.http.replies import classify, error_of_status, parse_completion, retry_after, whole_text
 from asyncrlm.lm.pacing import reply_text
-from asyncrlm.lm.replies import classify, error_of_status, parse_completion, retry_after, whole_text
 
 
 def body(message: dict[str, Any] | None = None, finish_reason: Any = "stop", **more: Any) -> bytes:

@@ -10,7 +10,7 @@ import pytest
 import trio.testing
 
 from asyncrlm.errors import LMError
-from asyncrlm.lm.retrying import MAX_BACKOFF, may_pass, retried
+from asyncrlm.lm.pacing.retrying import MAX_BACKOFF, may_pass, retried
 
 
 def fault(**changes: Any) -> LMError:

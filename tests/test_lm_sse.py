@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrlm.lm import sse
-from asyncrlm.lm.sse import EventLines
+from asyncrlm.lm.http import sse
+from asyncrlm.lm.http.sse import EventLines
 
 
 @given(

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from asyncrlm import ConfigurationError
-from asyncrlm.lm.asked import Asked, Call, Seen
 from asyncrlm.lm.base import LMReply, LMRequest, Message
-from asyncrlm.lm.store import FILE_NAME, ReplyStore
+from asyncrlm.lm.cache.asked import Asked, Call, Seen
+from asyncrlm.lm.cache.store import FILE_NAME, ReplyStore
 
 
 def test_a_file_of_a_later_release_or_of_something_else_is_refused(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ import pytest
 from asyncrlm.engine.parsing import parse_reply
 from asyncrlm.engine.prompts import closing_message, context_message, system_prompt, turn_message
 from asyncrlm.lm.base import LMRequest, Message
-from asyncrlm.lm.offline import ABOUT, OfflineLM, reply_to, split_prompt
-from asyncrlm.lm.offline_reader import NOT_FOUND, read, sentences, stem, summarize
+from asyncrlm.lm.offline.client import ABOUT, OfflineLM, reply_to, split_prompt
+from asyncrlm.lm.offline.reader import NOT_FOUND, read, sentences, stem, summarize
 
 if TYPE_CHECKING:
     from collections.abc import Callable

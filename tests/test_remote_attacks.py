@@ -10,22 +10,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import psutil
 import pytest
 from local_support import CAP, Client, assault, denied, through
+from msgspec import Struct
+from msgspec.structs import replace
 
 import asyncrlm.errors
 from asyncrlm.repl.resources import ResourceScope
 from asyncrlm.repl.worker import confine
 
-from .remote_support import Plain, remote
+from .remote_support import remote
 from .test_local_attacks import HOST_READS, KERNEL, METADATA, NETWORK, ON_PROCESS, ON_USER, READS, SUID, WRITES, _looks
+from .vendors import SDK_WARNINGS, serving
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.soak,
+    *SDK_WARNINGS,
     pytest.mark.skipif(
         not sys.platform.startswith("linux") or confine.LANDLOCK_ABI < 6, reason="needs Landlock ABI 6 (Linux 6.12)"
     ),
@@ -52,16 +57,45 @@ async def client(environment: Any) -> AsyncIterator[Client]:
             await sandbox.aclose()
 
 
+OPEN = {
+    "keeper": {"network": True},
+    "modal": {"block_network": False},
+    "daytona": {"network_block_all": False},
+    "e2b": {"allow_internet_access": True},
+    "prime": {"network_access": True},
+}
+"""Place → the setting that gives it a network."""
+
+
+@pytest.fixture(params=list(OPEN))
+def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    if request.param == "keeper":
+        yield Place(request.param, _keeper)
+    else:
+        with serving(request.param, tmp_path_factory.mktemp("vendor")) as vendor:
+            yield Place(request.param, vendor.environment)
+
+
+class Place(Struct):
+    name: str
+    make: Callable[..., Any]
+    """An environment with these settings."""
+
+
+def _keeper(**settings: Any) -> Any:
+    ours = {name: value for name, value in settings.items() if name.endswith("_paths")}
+    return replace(remote(**{k: v for k, v in settings.items() if k not in ours}), **ours)
+
+
 def keeper() -> int:
-    process = Plain.made[-1].process
-    assert process is not None
-    return process.pid
+    """The first that runs here."""
+    return next(p.pid for p in psutil.Process().children(recursive=True) if {"-I", "-u", "-c"} <= set(p.cmdline()))
 
 
-async def test_reading_outside_is_denied(tmp_path: Path) -> None:
+async def test_reading_outside_is_denied(place: Place, tmp_path: Path) -> None:
     secret = tmp_path / ".env"
     secret.write_text("KEY=1")
-    async with client(remote()) as c:
+    async with client(place.make()) as c:
         outcome = await assault(
             c,
             READS | HOST_READS,
@@ -75,24 +109,22 @@ async def test_reading_outside_is_denied(tmp_path: Path) -> None:
     denied(outcome)
 
 
-async def test_writing_outside_is_denied(tmp_path: Path) -> None:
-    from msgspec.structs import replace
-
+async def test_writing_outside_is_denied(place: Place, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("whole")
     victim.chmod(0o644)
     before = _looks(victim)
-    async with client(replace(remote(), read_paths=(str(victim),))) as c:
+    async with client(place.make(read_paths=(str(victim),))) as c:
         denied(await assault(c, WRITES, VICTIM=str(victim)))
         await assault(c, {k: v for k, v in METADATA.items() if "passed" not in k}, VICTIM=str(victim))
         assert _looks(victim) == before
         denied(await assault(c, SUID))
-    async with client(replace(remote(), write_paths=(str(tmp_path),))) as c:
+    async with client(place.make(write_paths=(str(tmp_path),))) as c:
         assert await c.attempt(f"open({str(victim)!r}, 'w').write('changed')") is None
     assert victim.read_text() == "changed"
 
 
-async def test_a_network_is_there_only_where_it_is_allowed(tmp_path: Path) -> None:
+async def test_a_network_is_there_only_where_it_is_allowed(place: Place, tmp_path: Path) -> None:
     server = socket.create_server(("127.0.0.1", 0))
     stream, datagram = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     stream.bind(str(tmp_path / "s"))
@@ -100,16 +132,16 @@ async def test_a_network_is_there_only_where_it_is_allowed(tmp_path: Path) -> No
     datagram.bind(str(tmp_path / "d"))
     values = {"PORT": server.getsockname()[1], "STREAM": str(tmp_path / "s"), "DATAGRAM": str(tmp_path / "d")}
     with server, stream, datagram:
-        async with client(remote()) as c:
+        async with client(place.make()) as c:
             denied(await assault(c, NETWORK, **values))
-        async with client(remote(network=True)) as c:
+        async with client(place.make(**OPEN[place.name])) as c:
             allowed = {k: NETWORK[k] for k in ("TCP", "UDP", "IPv6")}
             assert through(await assault(c, allowed, **values)) == list(allowed)
             assert await c.attempt("socket.getaddrinfo('localhost', 80)") is None
 
 
-async def test_other_processes_are_out_of_reach() -> None:
-    async with client(remote()) as neighbour, client(remote()) as c:
+async def test_other_processes_are_out_of_reach(place: Place) -> None:
+    async with client(place.make()) as neighbour, client(place.make()) as c:
         for pid in (os.getpid(), keeper()):
             denied(await assault(c, ON_PROCESS, PID=pid))
         denied(await assault(c, ON_USER))
@@ -119,6 +151,31 @@ async def test_other_processes_are_out_of_reach() -> None:
         assert await neighbour.value("print(2)") == 2
 
 
-async def test_the_kernel_is_small() -> None:
-    async with client(remote()) as c:
+async def test_the_kernel_is_small(place: Place) -> None:
+    async with client(place.make()) as c:
         denied(await assault(c, KERNEL))
+
+
+async def test_memory_and_files_are_bounded(place: Place) -> None:
+    attacks = {
+        "memory": "bytearray(400 << 20)",
+        "mapped memory": "mmap.mmap(-1, 400 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)",
+        "more memory": "resource.setrlimit(resource.RLIMIT_DATA, (-1, -1))",
+        "a file": "open('big', 'wb').write(bytes(2 << 20))",
+        "a long file": "open('long', 'wb').truncate(2 << 20)",
+    }
+    async with client(place.make(memory_limit="300MB", max_file_size="1MB")) as c:
+        outcome = await assault(c, attacks)
+        outcome["more memory"] = (outcome["more memory"] or "").replace("ValueError", "OSError") or None
+        denied(outcome)
+
+
+async def test_nothing_of_the_host_or_the_vendor_is_there(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOST_SECRET", "hidden")
+    async with client(place.make()) as c:
+        names = await c.value("import json, os; print(json.dumps(sorted(os.environ)))")
+        assert not [name for name in names if "SECRET" in name or "KEY" in name or "TOKEN" in name], names
+        links = "[f'/proc/self/fd/{n}' for n in os.listdir('/proc/self/fd')]"
+        held = await c.value(f"print(json.dumps([os.readlink(p) for p in {links} if os.path.lexists(p)]))")
+        files = [name for name in held if name.startswith("/") and not name.startswith(("/dev/null", "/proc/"))]
+        assert files == []

@@ -50,6 +50,7 @@ WRONG: dict[str, tuple[list[Any], str]] = {
     ),
     "custom_tools": (["ab", 5, ["f"], [print], Odd()], "custom_tools must be a dict"),
     "custom_sub_tools": (["ab", 5, ["f"], Odd()], "custom_sub_tools must be a dict"),
+    "mcp_servers": (["files", {"name": "files"}, 5, Odd()], "mcp_servers must be a list of MCPServer"),
     "pacer": (["fast", 5, [], {"scripted": 5}, Odd()], "pacer must be a Pacer"),
     "tenant": ([5, [], Odd()], "tenant must be a str"),
     **{name: ([5, "", b"x", Odd()], f"{name} must be a folder") for name in ("cache", "record", "replay")},
@@ -128,7 +129,6 @@ async def test_a_wrong_override_is_named_with_its_right_form(
         ({"root_prompt": ["a"]}, "root_prompt must be a str"),
         ({"tags": "ab"}, "tags must be a dict"),
         ({"tags": ["a"]}, "tags must be a dict"),
-        ({"prompt": 5}, "of type int"),
         ({"prompt": None}, "of type NoneType"),
     ],
 )

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -13,7 +18,7 @@ from msgspec import Struct
 from asyncrlm.environments import environment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from asyncrlm import Environment
 
     from .fakes.served import FakeVendor
 
@@ -22,6 +27,8 @@ SDK_WARNINGS = (
     pytest.mark.filterwarnings("ignore:`server_url` is deprecated:DeprecationWarning"),
     # It sends a line of input as one body, which aiohttp finds large above a MiB.
     pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning"),
+    # aiohttp's own way to read what is uploaded, in the server.
+    pytest.mark.filterwarnings("ignore:unread_data:DeprecationWarning"),
 )
 
 
@@ -102,6 +109,33 @@ def daytona_vendor(patch: pytest.MonkeyPatch, folder: str) -> Iterator[Vendor]:
         )
 
 
+def e2b_vendor(patch: pytest.MonkeyPatch, folder: str) -> Iterator[Vendor]:
+    pytest.importorskip("e2b", reason="the SDK of e2b is not installed")
+    pytest.importorskip("uvicorn", reason="the server for e2b needs uvicorn")
+    from asyncrlm.environments.e2b import E2BMachine
+
+    from .fakes.e2b_server import KEY, E2BServer
+
+    with E2BServer() as server:
+        for name, value in {"API_KEY": KEY, "API_URL": server.url, "SANDBOX_URL": server.url}.items():
+            patch.setenv(f"E2B_{name}", value)
+        patch.setattr(E2BMachine, "scratch", folder)
+        yield Vendor(
+            name="e2b",
+            server=server,
+            create="create",
+            execute="execute",
+            read="execute",
+            send="input",
+            destroy="delete",
+            refusals={
+                "quota": (403, "the team may have no more sandboxes"),
+                "broken": (500, "no node took it"),
+                "token": (401, "no such key"),
+            },
+        )
+
+
 def prime_vendor(patch: pytest.MonkeyPatch, folder: str) -> Iterator[Vendor]:
     pytest.importorskip("prime_sandboxes", reason="the SDK of prime is not installed")
     from asyncrlm.environments.prime import PrimeMachine
@@ -129,30 +163,54 @@ def prime_vendor(patch: pytest.MonkeyPatch, folder: str) -> Iterator[Vendor]:
         )
 
 
-@pytest.fixture(params=["modal", "modal-v1", "daytona", "prime"])
-def vendor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[Vendor]:
-    """A vendor; at the end all that was made is destroyed, no process is left, and all that was asked was known."""
+MAKERS: dict[str, Callable[[pytest.MonkeyPatch, str], Iterator[Vendor]]] = {
+    "modal": modal_vendor,
+    "modal-v1": lambda patch, folder: modal_vendor(patch, folder, "0"),
+    "daytona": daytona_vendor,
+    "e2b": e2b_vendor,
+    "prime": prime_vendor,
+}
+
+
+@contextlib.contextmanager
+def serving(name: str, folder: Path) -> Iterator[Vendor]:
+    """A vendor whose sandboxes have this folder; at the end all that was made is destroyed, and nothing is left."""
     before = {process.pid for process in psutil.Process().children(recursive=True)}
-    folder = tmp_path / "sandboxes"
-    folder.mkdir()
-    makers: dict[str, Callable[[], Iterator[Vendor]]] = {
-        "modal": lambda: modal_vendor(monkeypatch, str(folder)),
-        "modal-v1": lambda: modal_vendor(monkeypatch, str(folder), "0"),
-        "daytona": lambda: daytona_vendor(monkeypatch, str(folder)),
-        "prime": lambda: prime_vendor(monkeypatch, str(folder)),
-    }
-    for name in [name for name in os.environ if name.startswith(("MODAL_", "DAYTONA_", "PRIME_"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)  # where there is no `.env`
-    for one in makers[request.param]():
-        yield one
-        assert one.server.unknown == []
-        assert one.leaked == []
+    (folder / "sandboxes").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        for variable in [one for one in os.environ if one.startswith(("MODAL_", "DAYTONA_", "E2B_", "PRIME_"))]:
+            patch.delenv(variable)
+        patch.chdir(folder)  # where there is no `.env`
+        for one in MAKERS[name](patch, str(folder / "sandboxes")):
+            yield one
+            assert one.server.unknown == []
+            assert one.leaked == []
     assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
+
+
+@contextlib.contextmanager
+def offered(name: str) -> Iterator[Environment]:
+    """The environment of a vendor that is served meanwhile."""
+    with tempfile.TemporaryDirectory() as folder, serving(name, Path(folder)) as one:
+        yield one.environment()
+
+
+modal, daytona, e2b, prime = (partial(offered, name) for name in ("modal", "daytona", "e2b", "prime"))
+
+
+@pytest.fixture(params=list(MAKERS))
+def vendor(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Vendor]:
+    with serving(request.param, tmp_path) as one:
+        yield one
 
 
 async def echo(messages: list[dict[str, str]]) -> str:
     return "re: " + messages[-1]["content"]
+
+
+def said(result: Any) -> str:
+    """What a cell's result says of what went wrong."""
+    return (result.error or "") + result.stderr
 
 
 async def fact(what: Callable[[], Any]) -> None:

@@ -77,6 +77,7 @@ if TYPE_CHECKING:
         Message as Message,
     )
     from .lm.pacing import Pacer as Pacer
+    from .mcp.server import MCPServer as MCPServer
     from .observe.jsonl import RLMLogger as RLMLogger
     from .repl.approval import ApprovalRequest as ApprovalRequest
     from .rlm import AsyncRLM as AsyncRLM
@@ -99,6 +100,7 @@ _HOMES = {
     "RLM": "sync",
     "Repl": "engine.repl",
     "ApprovalRequest": "repl.approval",
+    "MCPServer": "mcp.server",
     "RLMLogger": "observe.jsonl",
     "Environment": "environments",
     "LocalEnvironment": "environments.local",
@@ -151,6 +153,7 @@ __all__ = [
     "LMUsage",
     "LimitError",
     "LocalEnvironment",
+    "MCPServer",
     "Machine",
     "Message",
     "ModelUsageSummary",

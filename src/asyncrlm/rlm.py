@@ -27,6 +27,7 @@ from .engine.settings import (
     OnSubcallError,
 )
 from .lm.pacing import Pacer
+from .mcp.server import MCPServer
 from .repl.approval import ApprovalRequest
 from .repl.sandbox import Environment
 from .types import RLMChatCompletion
@@ -68,6 +69,8 @@ class AsyncRLM:
         custom_tools: Name → value or callable, or → `{"tool": value, "description": text}`, for cells; an entry may
             have `timeout` and `max_calls` (in one completion) too.
         custom_sub_tools: The same for children; None means those of the root, `{}` none.
+        mcp_servers: Servers whose tools are functions in cells, each an `MCPServer` or a dict with its fields; for the
+            root, and for children unless `custom_sub_tools` are given.
         approve: Is given an `ApprovalRequest` before each cell and tool call; returns None, or why it is refused.
         max_budget: USD, whole tree. Every model's price must then be known.
         max_timeout: Seconds, whole tree.
@@ -117,6 +120,7 @@ class AsyncRLM:
         compaction_threshold_pct: float = DEFAULT_COMPACTION_THRESHOLD_PCT,
         custom_tools: Mapping[str, Any] | None = None,
         custom_sub_tools: Mapping[str, Any] | None = None,
+        mcp_servers: Sequence[MCPServer | Mapping[str, Any]] | None = None,
         approve: Callable[[ApprovalRequest], Any] | None = None,
         max_budget: float | None = None,
         max_timeout: float | None = None,
@@ -191,7 +195,8 @@ class AsyncRLM:
             prompt: A str, bytes, dict, list, or a `pathlib.Path` to a text file.
             root_prompt: The question.
             tags: Kept with the result and in the log.
-            **overrides: For this call alone: limits, `sampling_args`, `custom_tools`, `tenant`, or `response_format`,
+            **overrides: For this call alone: limits, `sampling_args`, `custom_tools`, `tenant`; `lazy=True`, a
+                prompt that is a path to a text file stays a file in cells, whatever its size; or `response_format`,
                 what the answer must be: a type that msgspec or pydantic can handle, a JSON schema, or OpenAI's own
                 form of one. `parsed` of the result is then its value, `response` its JSON.
 

@@ -255,7 +255,11 @@ class DaytonaServer(FakeVendor):
         command, name = Command(bool(asked.get("suppressInputEcho"))), secrets.token_hex(8)
         script = f"{{ {asked['command']}\n}}"
         command.run = await Run.start(["/bin/sh", "-c", script], lambda: command.collect(), {})
-        self._box(request).sessions[request.match_info["session"]][name] = command
+        session = self._box(request).sessions.get(request.match_info["session"])
+        if session is None:  # it was closed meanwhile
+            await command.run.kill()
+            return _refusal(404, "session not found")
+        session[name] = command
         return web.json_response({"cmdId": name}, status=202)
 
     def _command(self, request: web.Request) -> Command:
@@ -291,9 +295,10 @@ class DaytonaServer(FakeVendor):
         stream = web.WebSocketResponse(max_msg_size=0)
         await stream.prepare(request)
         box.streams.add(stream)
+        reader = asyncio.ensure_future(self._hear(stream, command))  # it answers to a close
         at, started = 0, len(command.log)
         try:
-            while box.state == "started":
+            while box.state == "started" and not stream.closed:
                 if len(command.log) > at:
                     data = bytes(command.log[at : at + PIECE])
                     if self.cut and at >= started:
@@ -307,19 +312,26 @@ class DaytonaServer(FakeVendor):
                     break
                 else:
                     async with command.changed:
-                        size = len(command.log)
-                        await asyncio.wait_for(self._grown(command, box, size), None)
+                        await self._grown(command, box, stream, len(command.log))
         except ConnectionError:
             pass  # whoever followed is gone
         finally:
+            reader.cancel()
             box.streams.discard(stream)
             await stream.close(
                 code=WSCloseCode.OK if box.state == "started" else WSCloseCode.INTERNAL_ERROR, drain=False
             )
         return stream
 
-    async def _grown(self, command: Command, box: Box, size: int) -> None:
-        await command.changed.wait_for(lambda: len(command.log) > size or command.over or box.state != "started")
+    async def _hear(self, stream: web.WebSocketResponse, command: Command) -> None:
+        async for _ in stream:
+            pass
+        await command.wake()
+
+    async def _grown(self, command: Command, box: Box, stream: web.WebSocketResponse, size: int) -> None:
+        await command.changed.wait_for(
+            lambda: len(command.log) > size or command.over or box.state != "started" or stream.closed
+        )
 
     async def upload(self, request: web.Request) -> web.Response:
         path = ""

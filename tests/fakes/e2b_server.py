@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import json
-import os
-import signal
-import sys
-import threading
-import time
+import urllib.parse
 import uuid
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
-import psutil
 import uvicorn
 from connectrpc.code import Code
 from connectrpc.errors import ConnectError
@@ -22,184 +16,258 @@ from e2b.envd.process import process_pb as pb
 from e2b.envd.process.process_connect import Process, ProcessASGIApplication
 from protobuf import Oneof
 
+from .served import FakeVendor, Run
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
 KEY = "e2b_" + "0" * 40
-_box: contextvars.ContextVar[str] = contextvars.ContextVar("_box")
+TOKEN = "envd-token"
+PIECE = 1 << 16
+_asked_of: contextvars.ContextVar[str] = contextvars.ContextVar("_asked_of")
 
 
-def kill_tree(pid: int) -> None:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        for process in [*psutil.Process(pid).children(recursive=True), psutil.Process(pid)]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.send_signal(signal.SIGKILL)
+class Refusal(Exception):
+    """A request to the control plane that is not granted."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Box:
+    """A sandbox."""
+
+    def __init__(self, asked: dict[str, Any], loop: asyncio.AbstractEventLoop) -> None:
+        self.asked = asked
+        self.id = "i" + uuid.uuid4().hex[:19]
+        self.runs: dict[int, Run] = {}
+        self.changed = asyncio.Event()
+        self.over = False
+        self._loop = loop
+        self._timer: asyncio.TimerHandle | None = None
+        self.live(asked["timeout"])
+
+    def change(self) -> None:
+        changed, self.changed = self.changed, asyncio.Event()
+        changed.set()
+
+    def live(self, seconds: float) -> None:
+        """This long from now."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(seconds, lambda: self._loop.create_task(self.end()))
+
+    async def end(self) -> None:
+        assert self._timer is not None
+        self._timer.cancel()
+        self.over = True
+        self.change()
+        for run in self.runs.values():
+            await run.kill()
 
 
 class Envd(Process):
-    def __init__(self) -> None:
-        self.processes: dict[int, asyncio.subprocess.Process] = {}
-        self.owners: dict[int, str] = {}
-        self.boxes: dict[str, dict[str, Any]] = {}
-        self.drops: set[asyncio.Event] = set()
+    def __init__(self, server: E2BServer) -> None:
+        self.server = server
 
-    def find(self, selector: Any) -> asyncio.subprocess.Process:
-        process = self.processes.get(selector.selector.value)
-        if process is None:
+    async def _box(self, name: str) -> Box:
+        """The one that is asked, for this request."""
+        self.server.requests[name] += 1
+        await self.server.gate(name, self.server.held)
+        if fault := self.server.fault(name):
+            raise ConnectError(*fault)
+        box = self.server.boxes.get(_asked_of.get())
+        if box is None or box.over:
+            raise ConnectError(Code.UNAVAILABLE, f"The sandbox {_asked_of.get()} was not found")
+        return box
+
+    def _run(self, box: Box, selector: Any) -> Run:
+        run = box.runs.get(selector.selector.value)
+        if run is None:
             raise ConnectError(Code.NOT_FOUND, f"process with pid {selector.selector.value} not found")
-        return process
+        return run
 
-    async def start(self, request: Any, ctx: Any) -> Any:
+    async def start(self, request: Any, ctx: Any) -> AsyncIterator[Any]:
+        box = await self._box("execute")
         config = request.process
-        envs = self.boxes[_box.get()].get("envVars", {})
-        process = await asyncio.create_subprocess_exec(
-            "/bin/sh", "-c", config.args[-1], stdin=-1, stdout=-1, stderr=-1, cwd="/", start_new_session=True,
-            env={"PATH": f"{os.path.dirname(sys.executable)}:/usr/bin:/bin", **envs, **config.envs},
-        )  # fmt: skip
-        self.processes[process.pid] = process
-        self.owners[process.pid] = _box.get()
-        events: asyncio.Queue[Any] = asyncio.Queue(16)
-        drop = asyncio.Event()
-        self.drops.add(drop)
-
-        async def pump(stream: Any, name: str) -> None:
-            while data := await stream.read(1 << 16):
-                await events.put(Oneof("data", pb.ProcessEvent.DataEvent(output=Oneof(name, data))))
-
-        async def work() -> None:
-            await asyncio.gather(pump(process.stdout, "stdout"), pump(process.stderr, "stderr"))
-            code = await process.wait()
-            await events.put(
-                Oneof("end", pb.ProcessEvent.EndEvent(exit_code=code, exited=True, status=f"exit status {code}"))
-            )
-
-        async def dropped() -> None:
-            await drop.wait()
-            await events.put(None)
-
-        tasks = [asyncio.ensure_future(work()), asyncio.ensure_future(dropped())]
-        event = Oneof("start", pb.ProcessEvent.StartEvent(pid=process.pid))
-        try:
-            while event is not None:
-                yield pb.StartResponse(event=pb.ProcessEvent(event=event))
-                if event.field == "end":
-                    return
-                event = await events.get()
-            raise ConnectError(Code.UNAVAILABLE, "the stream was dropped")
-        finally:
-            for task in tasks:
-                task.cancel()
-            self.drops.discard(drop)
+        run = await Run.start(
+            ["/bin/sh", "-c", config.args[-1]], lambda: box.change(), {**box.asked.get("envVars", {}), **config.envs}
+        )
+        box.runs[run.process.pid] = run
+        if box.over:  # meanwhile
+            await run.kill()
+        await self.server.gate("execute", self.server.late)
+        yield _event("start", pb.ProcessEvent.StartEvent(pid=run.process.pid))
+        at = [0, 0]
+        while True:
+            changed = box.changed
+            for number, kind in enumerate(("stdout", "stderr")):
+                if data := bytes(run.outputs[number][at[number] : at[number] + PIECE]):
+                    at[number] += len(data)
+                    if self.server.cut and kind == "stdout":
+                        self.server.cut -= 1
+                        raise ConnectError(Code.UNAVAILABLE, "the stream was dropped")
+                    yield _event("data", pb.ProcessEvent.DataEvent(output=Oneof(kind, data)))
+            if box.over:
+                raise ConnectError(Code.UNAVAILABLE, "the connection ended before the stream completed")
+            if [len(output) for output in run.outputs] != at:
+                continue
+            if all(run.ended) and run.process.returncode is not None:
+                code = run.process.returncode
+                yield _event("end", pb.ProcessEvent.EndEvent(exit_code=code, exited=True, status=f"exit status {code}"))
+                return
+            await changed.wait()
 
     async def stream_input(self, requests: Any, ctx: Any) -> Any:
-        process = None
+        box, run = await self._box("input"), None
         async for request in requests:
             event = request.event
             if event.field == "start":
-                process = self.find(event.value.process)
-            elif event.field == "data" and process is not None:
-                with contextlib.suppress(OSError):
-                    process.stdin.write(event.value.input.input.value)
-                    await process.stdin.drain()
+                run = self._run(box, event.value.process)
+            elif event.field == "data" and run is not None:
+                try:
+                    await run.write(event.value.input.input.value)
+                except (BrokenPipeError, ConnectionResetError):
+                    raise ConnectError(Code.NOT_FOUND, "the process has exited") from None
         return pb.StreamInputResponse()
 
     async def send_signal(self, request: Any, ctx: Any) -> Any:
-        kill_tree(self.find(request.process).pid)
+        await self._run(await self._box("signal"), request.process).kill()
         return pb.SendSignalResponse()
 
 
-class E2BServer:
-    """What a test sets (`refusal`, `slow`) holds for the requests that come after."""
+def _event(kind: str, value: Any) -> Any:
+    return pb.StartResponse(event=pb.ProcessEvent(event=Oneof(kind, value)))
+
+
+class E2BServer(FakeVendor):
+    """Both on one port."""
 
     def __init__(self) -> None:
-        self.envd = Envd()
-        self.connect = ProcessASGIApplication(self.envd)
-        self.boxes = self.envd.boxes
-        self.made: list[dict[str, Any]] = []
-        self.destroyed: list[str] = []
-        self.renewed = 0
-        self.unknown: list[str] = []
-        self.refusal: tuple[int, str] | None = None
-        self.slow = 0.0
-        self.creating = threading.Event()
+        super().__init__()
+        self.boxes: dict[str, Box] = {}
+        self.cut = 0
+        """Streams that end in what they say next."""
+        self._connect = ProcessASGIApplication(Envd(self))
+
+    async def start(self) -> None:
         config = uvicorn.Config(
             self.app, host="127.0.0.1", port=0, log_level="error", lifespan="off", interface="asgi3", ws="none"
         )
-        self.server = uvicorn.Server(config)
-        self.thread = threading.Thread(target=self.server.run, daemon=True)
+        self._server = uvicorn.Server(config)
+        self._serving = self.loop.create_task(self._server.serve())
+        while not self._server.started:
+            await asyncio.sleep(0.005)
+        self.url = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
 
-    def __enter__(self) -> Self:
-        self.thread.start()
-        while not self.server.started:
-            time.sleep(0.01)
-        self.url = f"http://127.0.0.1:{self.server.servers[0].sockets[0].getsockname()[1]}"
-        return self
+    async def stop(self) -> None:
+        for box in self.boxes.values():
+            await box.end()
+        self._server.should_exit = self._server.force_exit = True
+        await self._serving
 
-    def __exit__(self, *_: object) -> None:
-        self.end_processes()
-        self.server.should_exit = self.server.force_exit = True
-        self.thread.join(10)
-
-    def end_processes(self, box: str | None = None) -> None:
-        for pid, owner in list(self.envd.owners.items()):
-            if box in (None, owner):
-                kill_tree(pid)
-
-    def drop_streams(self) -> None:
-        for drop in list(self.envd.drops):
-            self.loop.call_soon_threadsafe(drop.set)
+    def end(self, number: int, how: str) -> None:
+        """End a sandbox from outside; "died": only what runs in it."""
+        box = self.boxes[self.made[number]]
+        if how == "died":
+            for run in box.runs.values():
+                self.call(run.kill())
+            return
+        self.call(box.end())
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
-        self.loop = asyncio.get_running_loop()
         path, method = scope["path"], scope["method"]
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
         if path.startswith("/process.Process/"):
             if path.rpartition("/")[2] not in ("Start", "StreamInput", "SendSignal"):
                 self.unknown.append(path)
-            _box.set(headers.get("e2b-sandbox-id", ""))
-            if headers.get("x-access-token") != "envd-token":
+            _asked_of.set(headers.get("e2b-sandbox-id", ""))
+            if headers.get("x-access-token") != TOKEN:
                 self.unknown.append(f"{path} without its token")
-            return await self.connect(scope, receive, send)
+            return await self._connect(scope, receive, send)
         body, more = b"", True
         while more:
             message = await receive()
             body, more = body + message.get("body", b""), message.get("more_body", False)
-        status, answer = await self.control(method, path, headers, json.loads(body) if body else {})
+        query = urllib.parse.parse_qs(scope["query_string"].decode())
+        try:
+            status, answer = await self.control(method, path, headers, json.loads(body) if body else {}, query)
+        except Refusal as refusal:
+            status, answer = refusal.status, {"code": refusal.status, "message": str(refusal)}
         data = json.dumps(answer).encode() if answer is not None else b""
         kind = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": kind})
         return await send({"type": "http.response.body", "body": data})
 
-    async def control(self, method: str, path: str, headers: dict[str, str], body: dict[str, Any]) -> tuple[int, Any]:
+    async def control(
+        self, method: str, path: str, headers: dict[str, str], body: dict[str, Any], query: dict[str, list[str]]
+    ) -> tuple[int, Any]:
         if path == "/health":
-            return (204, None) if self.boxes else (502, {"message": "sandbox not found"})
+            box = self.boxes.get(headers.get("e2b-sandbox-id", ""))
+            if box is None or box.over:
+                raise Refusal(502, "The sandbox was not found")
+            return 204, None
+        _, _, rest = path.partition("/sandboxes")
+        box, _, action = rest.strip("/").partition("/")
+        name = {"POST": action or "create", "DELETE": "delete", "GET": "list"}.get(method, "")
+        self.requests[name] += 1
         if headers.get("x-api-key") != KEY:
-            return 401, {"code": 401, "message": "no such key"}
-        if (method, path) in (("POST", "/v2/sandboxes"), ("POST", "/sandboxes")):
-            if self.refusal is not None:
-                return self.refusal[0], {"code": self.refusal[0], "message": self.refusal[1]}
-            name = "i" + uuid.uuid4().hex[:19]
-            self.boxes[name] = body
-            self.made.append(body)
-            self.creating.set()
-            await asyncio.sleep(self.slow)
-            return 201, self.told(name)
-        _, _, rest = path.partition("/sandboxes/")
-        name, _, action = rest.partition("/")
-        if name not in self.boxes:
-            return 404, {"code": 404, "message": f"sandbox {name} not found"}
-        if method == "DELETE":
-            del self.boxes[name]
-            self.destroyed.append(name)
-            self.end_processes(name)
-            return 204, None
-        if action == "timeout":
-            self.renewed += 1
-            return 204, None
-        if action == "connect":
-            return 200, self.told(name)
-        self.unknown.append(f"{method} {path}")
-        return 501, {"code": 501, "message": "unknown"}
+            raise Refusal(401, "no such key")
+        await self.gate(name, self.held)
+        if fault := self.fault(name):
+            raise Refusal(*fault)
+        answer = {"create": self.create, "delete": self.delete, "timeout": self.renew, "connect": self.renew}.get(name)
+        if name == "list" and not box:
+            found = self.list(query)
+        elif answer is not None:
+            found = await answer(box, body)
+        else:
+            self.unknown.append(f"{method} {path}")
+            raise Refusal(501, "unknown")
+        await self.gate(name, self.late)
+        return found
 
-    def told(self, name: str) -> dict[str, Any]:
+    async def create(self, _: str, body: dict[str, Any]) -> tuple[int, Any]:
+        box = Box(body, self.loop)
+        self.boxes[box.id] = box
+        self.made.append(box.id)
+        self.seen.append(box)
+        return 201, self.told(box)
+
+    def _box(self, name: str) -> Box:
+        box = self.boxes.get(name)
+        if box is None or box.over:
+            raise Refusal(404, f"sandbox {name} not found")
+        return box
+
+    async def delete(self, name: str, _: dict[str, Any]) -> tuple[int, Any]:
+        if name in self.made and name not in self.destroyed:
+            self.destroyed.append(name)
+        await self._box(name).end()
+        return 204, None
+
+    async def renew(self, name: str, body: dict[str, Any]) -> tuple[int, Any]:
+        box = self._box(name)
+        box.live(body["timeout"])
+        return 200, self.told(box)
+
+    def list(self, query: dict[str, list[str]]) -> tuple[int, Any]:
+        wanted = {
+            urllib.parse.unquote(key): urllib.parse.unquote(value)
+            for key, value in urllib.parse.parse_qsl(query.get("metadata", [""])[0])
+        }
+        found = [box for box in self.boxes.values() if not box.over and wanted.items() <= box.asked["metadata"].items()]
+        times = {"startedAt": "2026-01-01T00:00:00Z", "endAt": "2026-01-01T01:00:00Z"}
+        sizes = {"cpuCount": 1, "memoryMB": 512, "diskSizeMB": 512, "state": "running"}
+        return 200, [{**self.told(box), **times, **sizes, "metadata": box.asked["metadata"]} for box in found]
+
+    def told(self, box: Box) -> dict[str, Any]:
         return {
-            "templateID": "base", "sandboxID": name, "clientID": "c", "envdVersion": "0.6.4",
-            "envdAccessToken": "envd-token", "domain": None,
-        }  # fmt: skip
+            "templateID": "base",
+            "sandboxID": box.id,
+            "clientID": "c",
+            "envdVersion": "0.6.4",
+            "envdAccessToken": TOKEN,
+            "domain": None,
+        }

@@ -265,6 +265,9 @@ class _Router(_Service):
                 )
             except FileNotFoundError as error:
                 raise GRPCError(Status.NOT_FOUND, f"{request.command_args[0]}: no such file") from error
+            if box.over.is_set():  # meanwhile
+                await box.runs[request.exec_id].kill()
+                raise GRPCError(Status.FAILED_PRECONDITION, "the sandbox has ended")
         return tcr.TaskExecStartResponse()
 
     async def TaskExecStdioRead(self, request: Any) -> Any:

@@ -301,6 +301,9 @@ class PrimeServer(FakeVendor):
             env = {**(box.asked.get("environment_vars") or {}), **(box.asked.get("secrets") or {})}
             command = [asked.command.cmd, *asked.command.args]
             session.run = await Run.start(command, session.change, {**env, **asked.command.envs})
+            if box.status != "RUNNING":  # it ended meanwhile
+                await session.run.kill()
+                self._admit(request)
         elif session.asked != body:
             raise Refusal(400, {"code": "failed_precondition", "message": "the session is another command's"})
         await self.gate(name, self.late)
@@ -325,9 +328,9 @@ class PrimeServer(FakeVendor):
         assert run is not None
         at = [len(output) for output in run.outputs] if heard is None else heard
         stream = web.StreamResponse(headers={"Content-Type": "application/connect+proto"})
-        await stream.prepare(request)
         box.streams.append(request)
         try:
+            await stream.prepare(request)
             await stream.write(_event(start=pb.CommandSessionEvent.StartEvent(pid=run.process.pid)))
             while not session.over or [len(output) for output in run.outputs] != at:
                 for number, kind in enumerate(("stdout", "stderr")):

@@ -46,6 +46,8 @@ class Call:
         self.sampling_args: dict[str, Any] = dict(overrides.pop("sampling_args", None) or {})
         """Of this call's root model, on top of those of the configuration."""
         self.tenant: str | None = checked_tenant(overrides.pop("tenant", None)) or configuration.tenant
+        self.lazy: bool = overrides.pop("lazy", False)
+        """Whether the prompt, a path to a text file, stays a file in cells."""
         tools = overrides.pop("custom_tools", None)
         if tools is not None:
             given = HostTools(tools)

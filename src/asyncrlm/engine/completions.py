@@ -117,6 +117,7 @@ class Completions:
                     root_prompt=root_prompt,
                     tags=tags,
                     shape=call.shape,
+                    lazy=call.lazy,
                     conversation=conversation,
                 )
                 call.begin(run, watching)

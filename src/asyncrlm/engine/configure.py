@@ -12,10 +12,11 @@ from ..environments import Environment
 from ..environments import environment as make_environment
 from ..environments.units import parse_bytes
 from ..errors import ConfigurationError
-from ..lm.asked import CacheMode, CacheSettings
+from ..lm.cache.asked import CacheMode, CacheSettings
 from ..lm.pacing import Pacer
 from ..lm.routing import Router
 from ..lm.spec import checked_sampling
+from ..mcp.server import checked_servers
 from ..repl.tools import HostTools
 from .compaction import by_summary
 from .prompts import DEFAULT_PROMPTS
@@ -74,6 +75,7 @@ def configure(*, unknown: Mapping[str, Any], **given: Any) -> Configuration:
         user_prologue=_text("user_prologue", given["user_prologue"]),
         tools=tools,
         sub_tools=tools if sub_tools is None else HostTools(sub_tools, "custom_sub_tools"),
+        servers=checked_servers(given["mcp_servers"]),
         approve=checked_function("approve", given["approve"]),
         callbacks=Callbacks(**{name: checked_function(name, given[name]) for name in Callbacks.__struct_fields__}),
         logger=_logger(given["logger"]),
@@ -143,7 +145,7 @@ def check_overrides(overrides: Mapping[str, Any], given: Iterable[str]) -> Mappi
     Raises:
         ConfigurationError: naming the right form.
     """
-    known = (*Limits.__struct_fields__, "sampling_args", "custom_tools", "tenant", "response_format")
+    known = (*Limits.__struct_fields__, "sampling_args", "custom_tools", "tenant", "response_format", "lazy")
     for name in overrides:
         if name in known:
             continue
@@ -152,6 +154,8 @@ def check_overrides(overrides: Mapping[str, Any], given: Iterable[str]) -> Mappi
         else:
             hint = _meant(name, ("root_prompt", "tags", *known))
         raise ConfigurationError(f"unknown argument {name!r}; {hint}for one call you can give: {', '.join(known)}")
+    if not isinstance(overrides.get("lazy", False), bool):
+        raise ConfigurationError("lazy is True or False: whether a text file stays a file in cells, whatever its size")
     return {**overrides, "sampling_args": _sampling("sampling_args", overrides.get("sampling_args"))}
 
 

@@ -10,18 +10,18 @@ import anyio
 
 from ..errors import LMError
 from ..ledger import Ledger, Need, Settlement
-from ..lm.asked import Asked, CacheSettings
 from ..lm.base import LMReply, LMRequest
-from ..lm.cache import Seen, open_cache
+from ..lm.cache.asked import Asked, CacheSettings
+from ..lm.cache.replies import Seen, open_cache
 from ..lm.clients import ClientSpec
 from ..lm.pacing import Gate, Pacer
-from ..lm.sender import Sender
+from ..lm.pacing.sender import Sender
 from ..repl.resources import ResourceScope
 from .asking import fitting_bytes
 
 if TYPE_CHECKING:
-    from ..lm.fair import Flow
-    from ..lm.retrying import OnWait
+    from ..lm.pacing.fair import Flow
+    from ..lm.pacing.retrying import OnWait
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from ..clipping import clip
-from ..lm.replies import whole_text as clean
+from ..lm.http.replies import whole_text as clean
 from .texts import DEFAULT_PROMPTS, Prompts, fill
 
 if TYPE_CHECKING:
@@ -132,10 +132,16 @@ _DOCUMENTS = (
     "a sequence of documents, each a str with a `.name` (one that is no UTF-8 text: bytes): `context[0]`, "
     "`context[name]`, `context.names`, `for document in context`"
 )
+_TEXT = (
+    "a `Text`: a text that stays in its file, since it is too large for one str. `context[a:b]` is a str; "
+    "`context.nbytes`, `in`, `.find`, `.count`, `.search(pattern)`, `.finditer(pattern)`, `.chunks(size, overlap, "
+    "on=separator)` and `for line in context` work on all of it; `len(context)` may take a while"
+)
 _IN_ALL = "characters of text in all"
 _KINDS = {
     "str": ("a str", "characters", "items"),
     "file": ("a str", "bytes as a file", "items"),
+    "text": (_TEXT, "bytes as a file", "items"),
     "bytes": ("a bytes object", "bytes", "items"),
     "number": ("of type {type}", "characters", "items"),
     "dict": ("a dict", _IN_ALL, "items"),
@@ -146,7 +152,13 @@ _KINDS = {
     "documents": (_DOCUMENTS, "bytes as files", "files"),
 }
 """Kind → what it is, what its size counts, what its count counts."""
-_FIRST = {"file": "It is the file", "record": "Its fields", "documents": "Names", "tuple": "Its items have names"}
+_FIRST = {
+    "file": "It is the file",
+    "text": "It is the file",
+    "record": "Its fields",
+    "documents": "Names",
+    "tuple": "Its items have names",
+}
 """Kind → what its names are, where they are no keys."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 import warnings
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +20,8 @@ from ..lm.base import LMClient, LMReply, LMRequest
 from ..lm.clients import ClientSpec
 from ..lm.pacing import Gate, Pacer
 from ..lm.routing import Router
+from ..mcp.connections import with_servers
+from ..mcp.server import MCPServer, checked_servers
 from ..observe.log import get_logger
 from ..repl.approval import ApprovalRequest
 from ..repl.broker import SubCall, describe_error
@@ -54,10 +56,12 @@ class Repl:
         environment: The name of a kind of place, or an `Environment`.
         environment_kwargs: Settings of the environment, if it is given by name.
         context: Bound to `context` in cells: what may be the prompt of a completion. It is never changed.
+        lazy: Whether a text file stays a file in cells, a `Text`, whatever its size; over 256 MB it always does.
         lm: What `llm_query` asks: a backend's name or "provider/model", an `LMClient`, or an
             `async def f(messages) -> str`. None: calls fail with a text that says so. `rlm_query` asks it too.
         custom_tools: Name → value or host callable, or name → {"tool": …, "description": …}; an entry may have
             `timeout` and `max_calls` too.
+        mcp_servers: Servers whose tools are functions in cells, each an `MCPServer` or a dict with its fields.
         approve: Is given an `ApprovalRequest` before each cell and tool call; returns None, or why it is refused.
         max_concurrent_requests: Requests to the model in flight at once.
         on_subcall_error: What a failed call is in a cell: "return" a `FailedReply`, or "raise" a `SubcallError`.
@@ -75,8 +79,10 @@ class Repl:
         *,
         environment_kwargs: Mapping[str, Any] | None = None,
         context: Any = None,
+        lazy: bool = False,
         lm: str | LMClient | Callable[..., Awaitable[Any]] | None = None,
         custom_tools: Mapping[str, Any] | None = None,
+        mcp_servers: Sequence[MCPServer | Mapping[str, Any]] | None = None,
         approve: Callable[[ApprovalRequest], Any] | None = None,
         max_concurrent_requests: int = DEFAULT_MAX_CONCURRENT_REQUESTS,
         on_subcall_error: Literal["return", "raise"] = "return",
@@ -94,7 +100,7 @@ class Repl:
         if context is not None:
             check_prompt_type(context)
             if isinstance(context, Path):
-                resolved(context)  # one that can't be read is told of here
+                resolved(context, lazy=lazy)  # one that can't be read is told of here
         limits = checked_limits(
             Limits(),
             {
@@ -104,12 +110,13 @@ class Repl:
                 "tool_timeout": tool_timeout,
             },
         )
-        self._context = context
+        self._context, self._lazy = context, lazy
         self._replies = checked_replies({"cache": cache, "cache_size": cache_size, "record": record, "replay": replay})
         self._model = None if lm is None else Router.of(lm, needs_keys=replay is None)
         self._pacer = None if self._model is None else checked_pacer(pacer, self._model)
         self._tenant = checked_tenant(tenant)
         self._tools = HostTools(custom_tools)
+        self._servers = checked_servers(mcp_servers)
         self._width = limits.max_concurrent_requests
         self._timeout = limits.subcall_timeout
         self._tool_timeout = limits.tool_timeout
@@ -127,6 +134,7 @@ class Repl:
         async with AsyncExitStack() as stack:
             scope = await stack.enter_async_context(ResourceScope())
             self._services = _Asking(self._model, self._door(scope), self._timeout)
+            self._tools = await with_servers(self._tools, self._servers, scope)
             session = Session(
                 self._environment,
                 scope,
@@ -142,7 +150,7 @@ class Repl:
             )
             self._session = await stack.enter_async_context(session)
             if self._context is not None:
-                await session.load("context", self._context)
+                await session.load("context", self._context, lazy=self._lazy)
             await session.ready()
             self._stack = stack.pop_all()
         self._state = "open"
@@ -167,15 +175,15 @@ class Repl:
         stack, self._stack = self._stack, None
         return None if stack is None else await stack.__aexit__(kind, error, traceback)
 
-    async def load(self, name: str, value: Any) -> None:
-        """Bind another context, such as "context_1". What it may be: as `context` of the constructor.
+    async def load(self, name: str, value: Any, *, lazy: bool = False) -> None:
+        """Bind another context, such as "context_1". The arguments are as `context` and `lazy` of the constructor.
 
         Raises:
             ConfigurationError: if the value can't be loaded, or cells have that name for something else.
             SandboxLost: if no worker can be had, or it dies of it.
         """
         check_context_name(name, self._tools)
-        await self._opened().load(name, value)
+        await self._opened().load(name, value, lazy=lazy)
 
     async def execute(self, code: str) -> REPLResult:
         """Run one cell. What it raises is in the result, what the host can't do is raised here.

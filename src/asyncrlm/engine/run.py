@@ -13,6 +13,7 @@ from ..errors import ErrorThresholdExceededError, LimitError, LMError
 from ..lm.base import LMReply
 from ..lm.clients import ClientSpec
 from ..lm.pacing import reply_text
+from ..mcp.connections import with_servers
 from ..repl.context import ContextInfo, check_prompt_type, describe, resolved
 from ..repl.raised import innermost
 from ..repl.resources import DepthScope
@@ -52,6 +53,7 @@ class Run:
         tags: dict[str, Any] | None = None,
         path: str = "",
         shape: Shape | None = None,
+        lazy: bool = False,
         conversation: Conversation | None = None,
     ) -> None:
         self.tree = tree
@@ -61,6 +63,7 @@ class Run:
         self._tags = tags
         self.parent_id = parent_id
         self._prompt = prompt
+        self._lazy = lazy
         self._root_prompt = root_prompt
         self._root = root
         self._configuration = tree.configuration
@@ -149,11 +152,11 @@ class Run:
         """What the model is told of the prompt. Folders and large values take long to walk: not on the event loop."""
         prompt, tree = self._prompt, self.tree
         check_prompt_type(prompt)
-        if isinstance(prompt, str | bytes):
+        if isinstance(prompt, str | bytes) and not self._lazy:
             return describe(prompt)
 
         def look() -> tuple[Any, ContextInfo]:
-            what = resolved(prompt)
+            what = resolved(prompt, lazy=self._lazy)
             return what, describe(what)
 
         with anyio.CancelScope(deadline=tree.deadline):
@@ -189,6 +192,7 @@ class Run:
 
     async def _with_session(self, context: ContextInfo) -> RunResult:
         tree, conversation = self.tree, self._conversation
+        await self._join_servers()
         self._open_history(context)
         services = RunServices(tree, self.depth, self.run_id, self.path, stamp=self.stamp, start_child=self.run_child)
         settings: dict[str, Any] = {
@@ -218,6 +222,16 @@ class Run:
             return await self._to_the_end(session, begin)
         finally:
             conversation.end(self._turns.transcript())
+
+    async def _join_servers(self) -> None:
+        """The tools of servers are beside those of the root, and so with children that have these."""
+        tree, configuration = self.tree, self._configuration
+        if self._tools is not configuration.tools or not configuration.servers:
+            return
+        with anyio.CancelScope(deadline=tree.deadline) as scope:
+            self._tools = await with_servers(self._tools, configuration.servers, tree.scope)
+        if scope.cancelled_caught:
+            raise tree.time_is_up()
 
     async def _to_the_end(self, session: Session, begin: Callable[[], Awaitable[None]]) -> RunResult:
         limit: LimitError | None = None

@@ -11,9 +11,10 @@ import msgspec
 from msgspec import Struct
 
 from ..errors import ConfigurationError
-from ..lm.asked import CacheSettings
+from ..lm.cache.asked import CacheSettings
 from ..lm.pacing import Pacer
 from ..lm.routing import Router
+from ..mcp.server import MCPServer
 from ..repl.sandbox import Environment
 from ..repl.tools import HostTools
 from .prompts import Prompts
@@ -161,6 +162,8 @@ class Configuration(Struct, frozen=True, kw_only=True):
     user_prologue: str | None
     tools: HostTools
     sub_tools: HostTools
+    servers: tuple[MCPServer, ...]
+    """Whose tools are beside `tools`."""
     approve: Callable[..., Any] | None
     """Looks at each cell and tool call first."""
     callbacks: Callbacks

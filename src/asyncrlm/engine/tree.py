@@ -15,8 +15,8 @@ from ..events import Event, LimitReached, ListenerFailed, RequestWaiting, UsageS
 from ..ledger import Ledger, Need, Settlement
 from ..lm.base import LMReply, LMRequest
 from ..lm.clients import ClientSpec
-from ..lm.fallback import priced
 from ..lm.pacing import Gate
+from ..lm.pacing.fallback import priced
 from ..observe.log import get_logger
 from ..repl.resources import ResourceScope
 from .call import Call, Watching

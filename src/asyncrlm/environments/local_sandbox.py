@@ -220,7 +220,10 @@ class LocalSandbox(Sandbox):
         if not (self._copies_passed and os.fstat(fd).st_uid == os.geteuid()):
             return fd
         # A descriptor comes with the host's mount, which is not read-only: through it the owner's mode and times could
-        # be changed. So an owner's file is passed as an unnamed copy.
+        # be changed. So an owner's file is opened as the worker's own mounts have it, or passed as an unnamed copy.
+        if (seen := self._as_the_worker_sees_it(fd)) >= 0:
+            os.close(fd)
+            return seen
         copy = Path(self._files, f".pass-{os.urandom(8).hex()}")
         try:
             self._make_folder()
@@ -231,6 +234,24 @@ class LocalSandbox(Sandbox):
             raise anyio.BrokenResourceError from e
         finally:
             copy.unlink(missing_ok=True)
+
+    def _as_the_worker_sees_it(self, fd: int) -> int:
+        """The same file through the worker's read-only mounts; -1 where it can't be had so."""
+        try:
+            path = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 -- no path would do
+            seen = os.open(f"/proc/{self._pid()}/root{path}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        except (OSError, KeyError, ValueError):
+            return -1
+        # The process may have ended, and its number be another's, by now: nothing but what was found counts.
+        if os.path.sameopenfile(fd, seen) and os.fstatvfs(seen).f_flag & os.ST_RDONLY:
+            return seen
+        os.close(seen)
+        return -1
+
+    def _pid(self) -> int:
+        """The worker's number here."""
+        fields = dict(line.split(":\t", 1) for line in _read_proc(f"self/fdinfo/{self._pidfd}").splitlines())
+        return int(fields["Pid"])
 
     def _make_folder(self) -> None:
         self._given_files = True
@@ -264,8 +285,7 @@ class LocalSandbox(Sandbox):
         if self._pidfd < 0:
             return None
         try:
-            fields = dict(line.split(":\t", 1) for line in _read_proc(f"self/fdinfo/{self._pidfd}").splitlines())
-            stat = _read_proc(f"{int(fields['Pid'])}/stat").rpartition(")")[2].split()
+            stat = _read_proc(f"{self._pid()}/stat").rpartition(")")[2].split()
         except (OSError, KeyError, ValueError):
             return None
         return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")

@@ -35,6 +35,8 @@ class Request(Generic[T]):
 
     def __init__(self, call: Coroutine[Any, Any, T]) -> None:
         self._task = asyncio.get_running_loop().create_task(call)
+        # Some SDKs end in an error of their own when they are cancelled, and then nobody waits for it any more.
+        self._task.add_done_callback(lambda task: None if task.cancelled() else task.exception())
 
     async def result(self) -> T:
         """What came of it. Who waits may be cancelled; the call goes on until `settle` or `end`."""

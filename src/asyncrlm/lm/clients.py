@@ -13,8 +13,8 @@ from ..errors import ConfigurationError
 from ..ledger import Price
 from .base import LMClient, LMDelta, LMReply, LMRequest
 from .callable import CallableClient
-from .endpoints import PRESETS, fingerprint_of
-from .openai_spec import openai_spec
+from .http.endpoints import PRESETS, fingerprint_of
+from .openai.spec import openai_spec
 from .spec import OUR_KWARGS, ClientSpec, Shared, checked_sampling, price_and_window, refuse_unknown
 
 __all__ = ["BACKENDS", "Backend", "ClientSpec", "Shared", "client_spec"]
@@ -23,10 +23,10 @@ Backend = str | LMClient | Callable[..., Awaitable[Any]] | Sequence[Any]
 """A name, "provider/model", a client, an async callable, or a list of those: the later ones stand in for the first."""
 
 _VENDORS = {
-    "azure_openai": "azure",
-    "anthropic": "anthropic_spec",
-    "gemini": "gemini_spec",
-    "portkey": "portkey",
+    "azure_openai": "openai.azure",
+    "anthropic": "anthropic.spec",
+    "gemini": "gemini.spec",
+    "portkey": "openai.portkey",
     "llamacpp_local": "llamacpp_local",
 }
 """Name → the module with its spec, loaded where it is asked for."""
@@ -100,7 +100,7 @@ def _unknown_backend(name: str) -> ConfigurationError:
 
 
 def _offline_spec(kwargs: dict[str, Any], sampling: dict[str, Any]) -> ClientSpec:
-    from .offline import OfflineLM  # noqa: PLC0415 - only loaded where it is asked for
+    from .offline.client import OfflineLM  # noqa: PLC0415 - only loaded where it is asked for
 
     refuse_unknown("offline", kwargs, OUR_KWARGS)
     kwargs.pop("model_name", None)

@@ -15,9 +15,9 @@ import msgspec
 from ..errors import ConfigurationError, LMError
 from ..ledger import Price
 from .base import LMClient, LMDelta, LMReply, LMRequest, LMUsage
-from .endpoints import fingerprint_of
-from .openai_stream import CompletionStream
-from .replies import classify, whole_text
+from .http.endpoints import fingerprint_of
+from .http.replies import classify, whole_text
+from .openai.stream import CompletionStream
 from .spec import OUR_KWARGS, ClientSpec, Shared, optional_sdk, price_and_window, refuse_unknown
 
 if TYPE_CHECKING:
@@ -161,7 +161,8 @@ class LlamaClient(LMClient):
         if reply.usage.output_tokens is None and isinstance(held, int):
             usage = LMUsage(input_tokens=max(0, held - pieces), output_tokens=pieces)
             reply = msgspec.structs.replace(reply, usage=usage)
-        yield LMDelta(reply=msgspec.structs.replace(reply, latency=anyio.current_time() - began))
+        # llama.cpp calls it by the path of its file.
+        yield LMDelta(reply=msgspec.structs.replace(reply, model=self.model, latency=anyio.current_time() - began))
 
     def __repr__(self) -> str:
         return f"<LlamaClient {self.model}>"

@@ -15,9 +15,9 @@ from ..errors import ConfigurationError
 from ..ledger import Price
 from . import catalog
 from .base import text_size
-from .endpoints import checked_query
-from .http_pool import DEFAULT_TIMEOUT
-from .retrying import DEFAULT_ATTEMPTS
+from .http.endpoints import checked_query
+from .http.pool import DEFAULT_TIMEOUT
+from .pacing.retrying import DEFAULT_ATTEMPTS
 
 if TYPE_CHECKING:
     from .base import LMClient

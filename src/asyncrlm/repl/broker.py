@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any, Literal, Protocol, cast
 
 import anyio
@@ -92,6 +92,7 @@ class Broker:
         *,
         desk: ToolDesk,
         room: Room,
+        files: Callable[[Any, list[Any]], Awaitable[Any]] | None = None,
         retired: Collection[str] = (),
         hidden: Collection[str] = (),
         on_tool: Callable[[ToolRecord], None] | None = None,
@@ -107,6 +108,7 @@ class Broker:
         self._clock = clock
         self._desk = desk
         self._room = room
+        self._files = files
         self._retired = retired
         self._hidden = hidden
         self._on_tool = on_tool
@@ -117,6 +119,8 @@ class Broker:
         self._waiting: dict[int, Call] = {}  # those of `_open` that have no task yet, in order
         self._tasks = 0
         self._answer = {"llm": self._answer_subcall, "rlm": self._answer_subcall, "tool": self._answer_tool}
+        if files is not None:
+            self._answer["file"] = self._answer_file
 
     def take(self, call: Call) -> None:
         """Start to serve a call. Does not wait.
@@ -249,6 +253,16 @@ class Broker:
         if self._on_tool is not None:
             error = None if reply.error is None else f"{reply.kind}: {reply.error}"
             self._on_tool(ToolRecord(name, error, size, seconds, call.args, call.kwargs))
+
+    # ---- files -------------------------------------------------------------------------------------------------------
+
+    async def _answer_file(self, call: Call) -> Reply:
+        try:
+            if self._files is None:
+                raise ValueError("there are no files")
+            return Reply(id=call.id, value=codec.encode(await self._files(call.name, codec.decode(call.args))))
+        except Exception as error:  # noqa: BLE001 -- whatever it is, it is the cell that asked
+            return Reply(id=call.id, error=str(error), kind="file")
 
 
 def _cancelled(number: int) -> Reply:

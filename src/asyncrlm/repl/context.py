@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from ..errors import ConfigurationError
 from .files import HostFile, HostFiles, found, found_all
@@ -20,7 +20,7 @@ from .worker import codec
 from .worker.records import fields_of
 
 MAX_PATH_BYTES = 256 * 1024 * 1024
-"""Largest text file that can be given as a path: it becomes a `str` in the worker. Also all files of a folder."""
+"""Largest text file that becomes a `str` in the worker; a larger one becomes a `Text`. Also all files of a folder."""
 INLINE = 256 * 1024
 """Up to so many characters of text, or bytes, travel in the frame itself: a file costs more than it saves."""
 INLINE_JSON = 1024 * 1024
@@ -36,7 +36,7 @@ SUPPORTED = (
     "model of it, or a pathlib.Path to a text file, a folder or a pattern such as docs/*.md, or a list of such paths"
 )
 
-Kind = Literal["str", "bytes", "number", "dict", "list", "tuple", "set", "record", "file", "documents", "value"]
+Kind = Literal["str", "bytes", "number", "dict", "list", "tuple", "set", "record", "file", "text", "documents", "value"]
 
 
 class ContextInfo(Struct, frozen=True, kw_only=True):
@@ -57,9 +57,9 @@ class LoadPlan(Struct, frozen=True, kw_only=True):
     """How one variable gets to a worker, any number of times. One of `value`, `content`, `file`, `files` is given."""
 
     name: str
-    form: Literal["text", "bytes", "json", "pickle", "documents", "code"]
+    form: Literal["text", "bytes", "json", "pickle", "documents", "code", "lazy"]
     value: Any = None
-    """The codec's form of a small value, sent in the frame."""
+    """The codec's form of a small value, sent in the frame; for "lazy" key, name and bytes of the file."""
     content: str | bytes | None = None
     """Text or bytes for a file, encoded as it is written."""
     file: HostFile | None = None
@@ -138,17 +138,25 @@ def check_prompt_type(value: Any) -> None:
         raise _unsupported("the prompt", value)
 
 
-def resolved(value: Any) -> Any:
+def resolved(value: Any, *, lazy: bool = False) -> Any:
     """`value`, or the files that it leads to. Looks at folders: call it in a thread.
+
+    Args:
+        value: Anything.
+        lazy: Whether a file stays one, whatever its size.
 
     Raises:
         ConfigurationError: for paths that can't be a context.
     """
     if isinstance(value, Path):
         what: Any = found(value)
+        if isinstance(what, HostFile):
+            return structs.replace(what, lazy=lazy or what.size > MAX_PATH_BYTES)
     elif isinstance(value, (list, tuple)) and value and all(isinstance(item, Path) for item in cast("Any", value)):
         what = found_all(cast("list[Path]", value))
     else:
+        if lazy and not isinstance(value, HostFile):
+            raise ConfigurationError("lazy=True is for a pathlib.Path to one text file")
         return cast("Any", value)
     if what.size > MAX_PATH_BYTES:
         raise ConfigurationError(
@@ -172,7 +180,7 @@ def describe(value: Any) -> ContextInfo:
     if isinstance(value, memoryview):
         return ContextInfo(kind="bytes", size=cast("memoryview[Any]", value).nbytes)
     if isinstance(value, HostFile):
-        return ContextInfo(kind="file", size=value.size, names=_names([value.name]))
+        return ContextInfo(kind="text" if value.lazy else "file", size=value.size, names=_names([value.name]))
     if isinstance(value, HostFiles):
         names = _names([file.name for file in value.files[:MOST_NAMES]])
         return ContextInfo(kind="documents", size=value.size, count=len(value.files), names=names)
@@ -208,7 +216,7 @@ def _names(keys: Any) -> tuple[str, ...]:
     return tuple(shown)
 
 
-def plan_load(name: str, value: Any, *, tool: bool = False) -> LoadPlan:
+def plan_load(name: str, value: Any, *, tool: bool = False, lazy: bool = False) -> LoadPlan:
     """How to load `value`, which stays as it is. Encodes dicts and lists, so it may take time: call it in a thread.
 
     Args:
@@ -216,12 +224,13 @@ def plan_load(name: str, value: Any, *, tool: bool = False) -> LoadPlan:
         value: What `SUPPORTED` names, what `resolved` made of it, or any plain data.
         tool: Whether it is a value of `custom_tools`: a path then is a path, and what the codec refuses is pickled
             (host → worker only).
+        lazy: As of `resolved`.
 
     Raises:
         ConfigurationError: for what can't be loaded; the message names the offending item.
     """
     if not tool:
-        value = resolved(value)
+        value = resolved(value, lazy=lazy)
     if isinstance(value, str):
         text = str.__str__(value)
         if len(text) <= INLINE:
@@ -233,7 +242,7 @@ def plan_load(name: str, value: Any, *, tool: bool = False) -> LoadPlan:
             return LoadPlan(name=name, form="json", value=codec.encode(data))
         return LoadPlan(name=name, form="bytes", content=data)
     if isinstance(value, HostFile):
-        return LoadPlan(name=name, form="text", file=value)
+        return LoadPlan(name=name, form="lazy" if value.lazy else "text", file=value)
     if isinstance(value, HostFiles):
         return LoadPlan(name=name, form="documents", files=value)
     try:

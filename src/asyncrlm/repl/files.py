@@ -27,6 +27,8 @@ class HostFile(Struct, frozen=True, kw_only=True):
     """Bytes, when it was found."""
     root: str | None = None
     """A folder that it may not lead out of."""
+    lazy: bool = False
+    """Whether it stays a file in cells."""
 
     def open(self) -> int:
         """A descriptor for reading; the caller closes it.

@@ -208,15 +208,15 @@ class Link:
         frame = Load(id=number, name=plan.name, form=plan.form, reserve=reserve, also=plan.also)
         self.changed = anyio.Event()
         self._load_error = None
+        if plan.inline or plan.form == "lazy":
+            frame.value = plan.value
         try:
             if plan.file is not None and self.sandbox.passes_files:
                 frame.descriptor = True
                 self.channel.begin_load(number)
                 await self.channel.send_with_file(frame, plan.file.open)
             else:
-                if plan.inline:
-                    frame.value = plan.value
-                else:
+                if not plan.inline:
                     frame.path = await self.sandbox.put_file(f"load-{number}", plan.chunks())
                 self.channel.begin_load(number)
                 self.channel.send(frame)

@@ -47,7 +47,8 @@ class Load(_Frame, tag="load"):
     """Bind a variable. One of `value`, `path`, `descriptor` says where it comes from.
 
     `form`: "text" (UTF-8 with surrogatepass), "bytes", "json" (codec values), "pickle" (host → worker only),
-    "code" (executed; the variable is what it binds under `name`).
+    "code" (executed; the variable is what it binds under `name`), "documents" (an index and files), "lazy" (a file that
+    stays one: `value` is what `file` calls name it by, its name and its bytes).
     """
 
     id: int
@@ -112,7 +113,8 @@ class Loaded(_Frame, tag="loaded"):
 class Call(_Frame, tag="call"):
     """A cell asks the host: one frame an item; the items of a batch share a `group`.
 
-    `kind` "llm" and "rlm" use `prompt`, `model`, `schema`; "tool" uses `name`, `args`, `kwargs`; "limits" nothing.
+    `kind` "llm" and "rlm" use `prompt`, `model`, `schema`; "tool" uses `name`, `args`, `kwargs`; "file", about a file
+    of the host, `name` and `args`; "limits" nothing.
     """
 
     id: int

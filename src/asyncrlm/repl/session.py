@@ -10,18 +10,18 @@ from typing import Any, Self
 
 import anyio
 import anyio.abc
-import anyio.to_thread
 import msgspec
 
 from ..errors import ConfigurationError, RLMError, SandboxLost
 from .broker import Broker, Services, SubCall, ToolRecord
 from .clock import CellClock, Verdict
-from .context import LoadPlan, plan_load
+from .context import plan_load
 from .link import CLOSE_GRACE, Link, check_code
 from .messages import Init
 from .outcome import CellOutcome, SubmittedAnswer, lost, lost_between, say_over, submitted
 from .resources import threads_of
 from .sandbox import Environment, Report, Scope
+from .shelf import Shelf
 from .tool_desk import ToolDesk
 from .tool_loading import load_tools
 from .tools import HostTools
@@ -75,7 +75,6 @@ class Session:
         self._init = Init(raise_errors=raise_errors, show_values=show_values, tools=self._tools.functions)
         self._on_tool = on_tool
         self._on_sandbox = on_sandbox
-        self._plans: dict[str, LoadPlan] = {}  # what each new worker gets, in this order
         self._link: Link | None = None
         self._starting = anyio.Lock()  # held by whoever replaces `_link`
         self._start_error: Exception | None = None  # of the start in the background, for the next who needs the worker
@@ -89,6 +88,7 @@ class Session:
         self._group: anyio.abc.TaskGroup | None = None
         self._closed = False
         self._threads = threads_of(scope)
+        self._shelf = Shelf(self._threads)
 
     @property
     def report(self) -> Report | None:
@@ -195,12 +195,13 @@ class Session:
 
     # ---- contexts ----------------------------------------------------------------------------------------------------
 
-    async def load(self, name: str, value: Any, *, also: str | None = None) -> None:
+    async def load(self, name: str, value: Any, *, also: str | None = None, lazy: bool = False) -> None:
         """Bind `name` in the worker, now and in each that replaces it. Before the session is entered: once it is.
 
         Args:
             name: Such as "context" or "history_1"; restored after each cell.
             also: Another name for it, that another value may have had.
+            lazy: Whether a text file stays a file, whatever its size.
             value: What may be the prompt of a completion. It is not changed, and should not be changed by others while
                 the session lives.
 
@@ -209,18 +210,12 @@ class Session:
             SandboxLost: if no worker can be had, or it dies while loading.
         """
         with self._exclusively("load"):
-            if isinstance(value, (str, bytes)):
-                plan = plan_load(name, value)
-            else:
-                plan = await anyio.to_thread.run_sync(plan_load, name, value, limiter=self._threads)
-            if also is not None:
-                plan = msgspec.structs.replace(plan, also=also)
-            if self._group is None:
-                self._plans[name] = plan
-                return
-            link = await self._worker()
-            await link.load(plan)
-            self._plans[name] = plan
+            plan = await self._shelf.plan(name, value, also=also, lazy=lazy)
+            if self._group is not None:
+                link = await self._worker()
+                plan = self._shelf.prepare(plan, self._group)
+                await link.load(plan)
+            self._shelf.keep(plan)
 
     # ---- cells -------------------------------------------------------------------------------------------------------
 
@@ -266,6 +261,7 @@ class Session:
             clock,
             desk=self._desk,
             room=link.room,
+            files=self._shelf.answer,
             retired=self._retired,
             hidden=link.hidden,
             on_tool=self._on_tool,
@@ -381,7 +377,7 @@ class Session:
             if self._on_sandbox is not None:
                 self._on_sandbox(link.report, time.monotonic() - began)
             await load_tools(link, self._tools, self._init, self._threads)
-            for plan in self._plans.values():
+            for plan in self._shelf.plans(group):
                 await link.load(plan)
         except BaseException:
             link.kill("it could not be made ready")

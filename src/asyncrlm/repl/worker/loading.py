@@ -9,19 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 from . import codec
 from .documents import Documents
+from .lazytext import Source, Text
 
 if TYPE_CHECKING:
     from collections import deque
+    from collections.abc import Callable
+
+    from .lazytext import Ask
 
 
-def load(frame: dict[str, Any], descriptors: deque[int]) -> Any:
-    """The value of a `load` frame of any form but "code".
+def load(frame: dict[str, Any], descriptors: deque[int], counter: Callable[[str], Ask]) -> Any:
+    """The value of a `load` frame of any form but "code"; `counter` gives what counts a file's characters.
 
     Raises:
         ValueError: for text that is no UTF-8, or a value of an unknown form.
     """
     form = frame.get("form", "json")
-    if "value" in frame:
+    if "value" in frame and form != "lazy":
         value = codec.decode(frame["value"])
         return _unpickle(value) if form == "pickle" else value
     own = frame.get("path") is not None
@@ -32,6 +36,9 @@ def load(frame: dict[str, Any], descriptors: deque[int]) -> Any:
     else:
         raise ValueError("nothing to load: no value, no path and no descriptor came")
     try:
+        if form == "lazy":
+            key, name, size = frame["value"]
+            return Text(Source(os.dup(fd), codec.decode(name), size), counter(key))
         return _read(fd, form, own)
     finally:
         os.close(fd)

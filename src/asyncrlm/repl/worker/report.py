@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import linecache
 import os
+import re
 import socket
 import sys
 import traceback
@@ -152,10 +153,9 @@ def describe_error(error: BaseException, *, interrupted: bool, confined: bool) -
     text = format_error(error)
     if isinstance(error, SystemExit):
         text += "The cell ended here; its variables are kept.\n"
-    if confined and not interrupted:
-        hint = _hint(error)
-        if hint:
-            text += hint + "\n"
+    hint = _no_str(error) or (_hint(error) if confined and not interrupted else None)
+    if hint:
+        text += hint + "\n"
     frame["message"] = valid(shorten(message, MAX_TRACEBACK))
     frame["traceback"] = valid(shorten(text, MAX_TRACEBACK, head=0.25))
     if interrupted:
@@ -203,6 +203,17 @@ def _trim(report: traceback.TracebackException) -> None:
 
 
 _SETTING = "[sandbox] {what}; {how} in environment_kwargs allows it."
+
+
+def _no_str(error: BaseException) -> str | None:
+    """One line that says what to write where a `Text` was given to what takes a str only."""
+    if not isinstance(error, TypeError) or re.search(r"\bText\b", str(error)) is None:
+        return None
+    return (
+        "[context] a Text is no str. Instead of re.search(p, text) write text.search(p), of re.finditer(p, text) "
+        'text.finditer(p); for "".join, + and functions that want a str take a part: text[a:b], or the pieces of '
+        "text.chunks(size)."
+    )
 
 
 def _hint(error: BaseException) -> str | None:

@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from . import codec
-from .replies import FailedReply, SubcallError, Text, Texts
+from .lazytext import Text
+from .replies import FailedReply, SubcallError, Texts
+from .replies import Text as ReplyText
 from .wire import MAX_FRAME, dump
 
 if TYPE_CHECKING:
     from .calls import Calls
+    from .lazytext import Ask
 
 _Frame = dict[str, Any]
 
@@ -23,11 +26,11 @@ def check_prompt(prompt: Any, where: str = "prompt") -> None:
             raise ValueError(f"{where} is empty")
         return
     if not isinstance(prompt, (list, tuple)):
-        hint = (
-            "; decode it first"
-            if isinstance(prompt, (bytes, bytearray))
-            else "; use str(...), json.dumps(...) or an f-string"
-        )
+        hint = "; use str(...), json.dumps(...) or an f-string"
+        if isinstance(prompt, (bytes, bytearray)):
+            hint = "; decode it first"
+        elif isinstance(prompt, Text):
+            hint = "; pass a part of it, text[a:b], or pieces of text.chunks(size)"
         raise TypeError(
             f"{where} must be a str or a list of messages {{'role': ..., 'content': ...}}, not {type(prompt).__name__}"
             + hint
@@ -138,6 +141,19 @@ class Surface:
         """What is left of the limits: money, tokens, calls, seconds; None where there is no limit."""
         return codec.decode(self._calls.call((None,), lambda _: '"kind":"limits"')[0].get("value"))
 
+    def counter(self, key: str) -> Ask:
+        """What asks the host where the characters of a file are."""
+
+        def ask(have: int, nbytes: int | None, character: int | None) -> tuple[bytes, str]:
+            fields = f'"kind":"file","name":{dump(key)},"args":{dump(["index", have, nbytes, character])}'
+            reply = self._calls.call((fields,), str)[0]
+            if reply.get("error") is not None:
+                raise OSError(str(reply["error"]))
+            counts, order = codec.decode(reply.get("value"))
+            return counts, order
+
+        return ask
+
     def tool(self, name: str) -> Callable[..., Any]:
         """A function of the host."""
 
@@ -200,7 +216,7 @@ def _value(reply: _Frame) -> Any:
     value = reply.get("value")
     if type(value) is not str:
         value = codec.decode(value)
-    return Text(value) if type(value) is str else value
+    return ReplyText(value) if type(value) is str else value
 
 
 def _failed(reply: _Frame) -> FailedReply:

@@ -1,0 +1,357 @@
+"""A pool of connections to one account of one provider: requests go out, every failure comes back classified.
+
+Each vendor's SDK says where to send and how to sign; a call itself is one request object through the pool and one
+`msgspec` decode: the SDKs' own ways of sending cost three to ten times as much, and some know only asyncio.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import anyio
+import msgspec
+from msgspec import Struct
+
+from ...errors import LMError
+from ..base import LMClient, LMDelta, LMReply, LMRequest
+from ..pacing.limits import rate_hints
+from .endpoints import fingerprint, header_problem
+from .pool import ConnectionSettings, fault_types, http_library
+from .replies import error_of_status
+from .secrecy import redacted, secret_texts, unlogged_queries
+from .sse import EventLines
+
+if TYPE_CHECKING:
+    import httpx2
+
+
+class Endpoint(Struct, kw_only=True, eq=False):
+    """What a vendor's SDK says of its requests."""
+
+    url: httpx2.URL
+    """Where a request goes that does not say otherwise."""
+    headers: Mapping[str, str]
+    """Of every request."""
+    query: Mapping[str, Any] = {}
+    sign: Callable[[], Awaitable[Mapping[str, str]]] | None = None
+    """Gives the headers that can't be written once for all, such as a token that expires."""
+    failure: Callable[[int, Mapping[str, str], bytes], LMError] = error_of_status
+    """What a response that is no success says."""
+
+
+class Call(Struct, kw_only=True, eq=False):
+    """One request, ready to go."""
+
+    body: bytes
+    url: httpx2.URL | None = None
+    headers: Mapping[str, str | None] | None = None
+    query: Mapping[str, Any] | None = None
+    timeout: float | None = None
+    """Seconds, instead of the connection's."""
+
+
+class Assembler(Protocol):
+    """Puts a reply together from the events of a stream."""
+
+    done: bool
+    """Whether the stream has said that it is complete."""
+
+    def feed(self, data: bytes) -> LMDelta | None:
+        """Take the data of one event; raises `LMError` for one that is none, or that reports a failure."""
+        ...
+
+    def reply(self) -> LMReply:
+        """The whole reply; raises `LMError` if the stream has not given it."""
+        ...
+
+
+class Connection:
+    """An open pool of connections to one account. Belongs to one event loop."""
+
+    def __init__(self, settings: ConnectionSettings, http: Any, endpoint: Endpoint) -> None:
+        library = http_library(http)
+        self._settings = settings
+        self._http = http
+        self._library = library
+        self._endpoint = endpoint
+        own = {name: value for name, value in http.headers.items() if name.lower() not in _OF_THE_LIBRARY}
+        self._query = {name: value for name, value in endpoint.query.items() if value is not None}
+        self._query = {**dict(http.params), **self._query}
+        self._url = _with_query(endpoint.url, self._query)
+        self._headers = library.Headers({"accept-encoding": "identity"})
+        # Replies are a few kB: unpacking them costs more than it saves, and nobody can send a bomb.
+        add_headers(self._headers, own)
+        add_headers(self._headers, endpoint.headers)
+        self._total = settings.timeout if isinstance(settings.timeout, int | float) else None
+        self._faults = fault_types(library)
+        self.host: str = endpoint.url.host
+        self._where = str(settings.base_url or endpoint.url.join("/")).rstrip("/")
+        where = endpoint.url.netloc.decode("ascii")
+        signed = (self._headers.get(name) for name in _SIGNATURES)
+        carried = (*own.values(), *dict(http.params).values())
+        self._secrets = secret_texts((*settings.secrets, *carried, *signed))
+        identity = (settings.api_key, settings.sdk_kwargs, *(self._headers.get(name) for name in _SIGNATURES))
+        self.account = f"{settings.vendor}:{where}:{fingerprint(repr(identity))}"
+
+    async def complete(self, call: Call, parse: Callable[[bytes], LMReply]) -> LMReply:
+        """Send one request and parse the body of a successful response.
+
+        Raises:
+            LMError: for every failure, classified; no secret in its text.
+        """
+        request, secrets, total = await self._prepared(call)
+        began = anyio.current_time()
+        try:
+            with anyio.fail_after(total):
+                response = await self._http.send(request, follow_redirects=False)
+            if response.status_code != 200:
+                raise self._refused(response, _with_signature(secrets, request))
+            reply = parse(response.content)
+        except self._faults as fault:
+            raise self._classified(fault, _with_signature(secrets, request)) from fault
+        except LMError as error:
+            error.args = (redacted(error.args[0], _with_signature(secrets, request)),)
+            raise
+        return self._finished(reply, began, response)
+
+    async def stream(
+        self, prepare: Callable[[], Call], parse: Callable[[bytes], LMReply], assembler: Assembler
+    ) -> AsyncGenerator[LMDelta]:
+        """Send one request and give the reply piece by piece; the last piece has all of it.
+
+        `parse` is for a server that answers with a whole reply though it was asked for a stream.
+
+        Raises:
+            LMError: as `complete`; once the reply has begun, `charged`.
+        """
+        request, secrets, total = await self._prepared(prepare())
+        began = anyio.current_time()
+        deadline = None if total is None else began + total
+        try:
+            with _until(deadline):
+                response = await self._http.send(request, follow_redirects=False, stream=True)
+        except self._faults as fault:
+            raise self._classified(fault, _with_signature(secrets, request)) from fault
+        secrets = _with_signature(secrets, request)
+        chunks: Any = None
+        try:
+            if response.status_code != 200 or "event-stream" not in response.headers.get("content-type", "").lower():
+                try:
+                    with _until(deadline):
+                        await response.aread()
+                except self._faults as fault:
+                    raise self._classified(fault, secrets, begun=True) from fault
+                if response.status_code != 200:
+                    raise self._refused(response, secrets)
+                reply = self._finished(_parsed(parse, response.content, secrets), began, response)
+                yield LMDelta(text=reply.text, reasoning=reply.reasoning or "", reply=reply)
+                return
+            lines, chunks, more = EventLines(), response.aiter_bytes(), True
+            while more and not assembler.done:
+                events, more = await self._next_events(lines, chunks, deadline, secrets)
+                for data in events:
+                    if (delta := _parsed(assembler.feed, data, secrets)) is not None:
+                        yield delta
+            # Read to the end, which comes at once, or the connection could not be used again.
+            with anyio.move_on_after(1):
+                while more:
+                    _, more = await self._next_events(lines, chunks, deadline, secrets)
+            yield LMDelta(reply=self._finished(assembler.reply(), began, response))
+        finally:
+            with anyio.move_on_after(5, shield=True):
+                await response.aclose()
+                if chunks is not None:
+                    await self._exhausted(chunks)
+
+    async def _exhausted(self, chunks: Any) -> None:
+        """End the generators that read a closed response, so that none is left to the garbage collector."""
+        try:
+            async for _ in chunks:
+                pass
+        except (*self._faults, RuntimeError):
+            return  # what reading from a closed response raises
+
+    async def _next_events(
+        self, lines: EventLines, chunks: Any, deadline: float | None, secrets: tuple[str, ...]
+    ) -> tuple[list[bytes], bool]:
+        """The data of the next events, maybe of none, and whether more may come."""
+        try:
+            with _until(deadline):
+                return lines.feed(await anext(chunks)), True
+        except StopAsyncIteration:
+            return lines.end(), False
+        except self._faults as fault:
+            raise self._classified(fault, secrets, begun=True) from fault
+        except ValueError as error:
+            raise LMError(f"the server sends {error}", kind="bad_reply", charged=True) from error
+
+    async def _prepared(self, call: Call) -> tuple[Any, tuple[str, ...], float | None]:
+        sent = self._headers  # the request copies them
+        if call.headers or self._endpoint.sign is not None:
+            sent = self._headers.copy()
+            if self._endpoint.sign is not None:
+                add_headers(sent, await self._endpoint.sign())
+            add_headers(sent, call.headers or {})
+        url = self._url if call.url is None else _with_query(call.url, self._query)
+        url = _with_query(url, call.query) if call.query else url
+        request = self._library.Request("POST", str(url), headers=sent, content=call.body)
+        secrets = self._secrets
+        if sent is not self._headers or call.query:
+            signed = (sent.get(name) for name in _SIGNATURES)
+            secrets += secret_texts((*signed, *(call.headers or {}).values(), *(call.query or {}).values()))
+        return request, secrets, call.timeout if call.timeout is not None else self._total
+
+    @staticmethod
+    def _finished(reply: LMReply, began: float, response: httpx2.Response) -> LMReply:
+        latency, rate = anyio.current_time() - began, rate_hints(response.headers)
+        return msgspec.structs.replace(reply, latency=latency, rate=rate)
+
+    def _refused(self, response: httpx2.Response, secrets: tuple[str, ...]) -> LMError:
+        if response.is_success:
+            return LMError(f"the server answered HTTP {response.status_code} without a completion", kind="bad_reply")
+        if response.has_redirect_location:
+            target = self._url.join(response.headers["location"]).copy_with(query=None, fragment=None)
+            shown = redacted(str(target), secrets)
+            return LMError(
+                f"HTTP {response.status_code}: the server redirects to {shown}; if that is where the model is, "
+                "give it as base_url (requests are not redirected: they carry a key)",
+                kind="not_found",
+                status=response.status_code,
+            )
+        error = self._endpoint.failure(response.status_code, response.headers, response.content)
+        error.args = (redacted(error.args[0], secrets),)
+        error.rate = rate_hints(response.headers)
+        return error
+
+    def _classified(self, fault: Exception, secrets: tuple[str, ...], *, begun: bool = False) -> LMError:
+        """The error for a request that got no response, or with `begun` only a part of one."""
+        library, causes = self._library, _chain(fault)
+        # The SDKs' aiohttp transports report a lost connection as one that was never had: the cause tells.
+        deepest = next((cause for cause in causes if type(cause).__module__.startswith("aiohttp")), fault)
+        text = redacted(f"{type(deepest).__name__}: {deepest}".rstrip(": "), secrets)
+        connecting = type(deepest).__name__ in ("ConnectTimeout", "PoolTimeout", "ConnectionTimeoutError")
+        if isinstance(deepest, TimeoutError | library.TimeoutException):
+            return LMError(
+                f"no {'whole ' if begun else ''}reply from {self.host} in time ({text})",
+                kind="timeout",
+                retryable=True,
+                charged=begun or not connecting,
+            )
+        if deepest is fault:
+            refused = isinstance(fault, library.ConnectError | library.ProxyError | library.UnsupportedProtocol)
+        else:
+            refused = any(base.__name__ == "ClientConnectorError" for base in type(deepest).__mro__)
+        permanent = isinstance(fault, library.UnsupportedProtocol | library.LocalProtocolError) or any(
+            isinstance(cause, ssl.SSLCertVerificationError) for cause in causes
+        )
+        lost = begun or not refused
+        why = _unreachable(causes) or text
+        return LMError(
+            f"lost the connection to {self.host} ({text})"
+            if lost
+            else f"no connection to {self._where}: {why}; is the server running, and is base_url right?",
+            kind="connection",
+            retryable=begun or not permanent,
+            charged=begun or (not refused and not permanent),
+        )
+
+
+@contextmanager
+def connected(settings: ConnectionSettings, http: Any, endpoint: Endpoint) -> Generator[Connection]:
+    """A connection through an open http client. While it is there, no query of its requests is logged."""
+    with unlogged_queries(http_library(http).__name__, endpoint.url.host):
+        yield Connection(settings, http, endpoint)
+
+
+class HttpClient(LMClient):
+    """One model behind an open `Connection`. A vendor says what to send and how to read what comes back."""
+
+    _parse: Callable[[bytes], LMReply]
+    _assembler: Callable[[], Assembler]
+
+    def __init__(self, connection: Connection, model: str) -> None:
+        self.model = model
+        self._connection = connection
+
+    @property
+    def account(self) -> str:
+        return self._connection.account
+
+    def _call(self, request: LMRequest, *, stream: bool) -> Call:
+        """The request as this vendor wants it."""
+        raise NotImplementedError
+
+    async def acomplete(self, request: LMRequest) -> LMReply:
+        return await self._connection.complete(self._call(request, stream=False), self._parse)
+
+    def astream(self, request: LMRequest) -> AsyncGenerator[LMDelta]:
+        return self._connection.stream(lambda: self._call(request, stream=True), self._parse, self._assembler())
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.model} at {self._connection.host}>"
+
+
+_OF_THE_LIBRARY = frozenset({"accept", "accept-encoding", "connection", "user-agent"})
+"""Headers that an http client has without its owner's doing."""
+
+_SIGNATURES = ("authorization", "api-key", "x-api-key", "x-goog-api-key", "x-portkey-api-key")
+
+
+def _with_signature(secrets: tuple[str, ...], request: Any) -> tuple[str, ...]:
+    """All that a failure must not repeat: what the caller's own http client signed the request with, too."""
+    return secrets + secret_texts(request.headers.get(name) for name in _SIGNATURES)
+
+
+def _parsed(parse: Callable[[bytes], Any], data: bytes, secrets: tuple[str, ...]) -> Any:
+    try:
+        return parse(data)
+    except LMError as error:
+        error.args = (redacted(error.args[0], secrets),)
+        raise
+
+
+def _until(deadline: float | None) -> Any:
+    return anyio.fail_after(None if deadline is None else max(0.0, deadline - anyio.current_time()))
+
+
+def _with_query(url: httpx2.URL, query: Mapping[str, Any]) -> httpx2.URL:
+    return url.copy_merge_params(dict(query)) if query else url
+
+
+def _unreachable(causes: list[BaseException]) -> str | None:
+    """Why there is nobody, where the system says it in one of these; None where it does not."""
+    errors = [*causes, *(getattr(cause, "os_error", None) for cause in causes)]
+    for cause in causes:
+        errors += getattr(cause, "exceptions", ())  # of each address, where there are several
+    if any(isinstance(error, socket.gaierror) for error in errors):
+        return "the name of the host is not known"
+    if any(isinstance(error, ConnectionRefusedError) for error in errors):
+        return "connection refused"
+    return None
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    chain: list[BaseException] = []
+    while error not in chain:
+        chain.append(error)
+        error = error.__cause__ or error.__context__ or error
+    return chain
+
+
+def add_headers(headers: Any, more: Mapping[str, str | None]) -> None:
+    """Put `more` into the `Headers`; None takes one out.
+
+    Raises:
+        LMError: of kind "bad_request", if one can't be sent.
+    """
+    for name, value in more.items():
+        if value is None:
+            headers.pop(name, None)
+        elif problem := header_problem(name, value):
+            raise LMError(problem, kind="bad_request")
+        else:
+            headers[name] = value

@@ -1,0 +1,157 @@
+"""Pools of connections: what the models of one account share, and the http client that keeps them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncGenerator, Callable, Hashable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import anyio
+from msgspec import Struct
+
+from ...errors import ConfigurationError
+from ..pacing.limits import open_files_share
+from .endpoints import ApiKey, fingerprint
+from .secrecy import redacted, secret_texts
+
+SDK = TypeVar("SDK")
+
+DEFAULT_TIMEOUT = 600.0
+"""Seconds that one attempt may take."""
+
+CONNECT_TIMEOUT = 30.0
+"""Seconds that opening a connection may take."""
+
+MAX_CONNECTIONS = 2000
+"""Connections to one account at most; fewer where the process may have few open files."""
+
+
+class ConnectionSettings(Struct, frozen=True, kw_only=True, eq=False):
+    """Where to send and how to sign: all that the models of one account share."""
+
+    vendor: str = "openai"
+    base_url: str | None
+    """None where the vendor's SDK knows it."""
+    api_key: ApiKey | None
+    """None for a server that wants no key: no header with one is sent."""
+    timeout: Any = DEFAULT_TIMEOUT
+    """Seconds for the whole of one attempt, an `httpx2.Timeout`, or None for no limit."""
+    default_headers: Mapping[str, str] = {}
+    default_query: Mapping[str, object] = {}
+    http_client: Any = None
+    """The caller's own `httpx2.AsyncClient` or `httpx.AsyncClient`; never closed here."""
+    sdk_kwargs: Mapping[str, Any] = {}
+    """Other arguments of the SDK's client, handed on."""
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for settings that may share connections. Holds no secret in clear."""
+        more = (self.default_headers, self.default_query, self.sdk_kwargs)
+        secret = (self.api_key, *(sorted(given.items(), key=str) for given in more))
+        plain = (self.vendor, self.base_url, str(self.timeout))
+        return (*plain, id(self.http_client) if self.http_client else None, fingerprint(repr(secret)))
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What must not show up in any message."""
+        key = self.api_key if isinstance(self.api_key, str) else None
+        named = (v for name, v in self.sdk_kwargs.items() if name.endswith(("_key", "_token", "_secret")))
+        return secret_texts((key, *self.default_headers.values(), *self.default_query.values(), *named))
+
+    def __repr__(self) -> str:
+        return f"<ConnectionSettings {self.base_url or self.vendor}>"
+
+
+def http_library(http: Any) -> Any:
+    """The library, httpx2 or httpx, that an http client is of.
+
+    Raises:
+        ConfigurationError: if it is of neither.
+    """
+    for base in type(http).__mro__:
+        if base.__name__ == "AsyncClient" and base.__module__.partition(".")[0] in ("httpx2", "httpx"):
+            return sys.modules[base.__module__.partition(".")[0]]
+    raise ConfigurationError(
+        f"http_client must be an httpx2.AsyncClient (or an httpx.AsyncClient), not {type(http).__name__}"
+    )
+
+
+def fault_types(library: Any) -> tuple[type[Exception], ...]:
+    """What sending can raise when the request got no response."""
+    faults = (library.HTTPError, library.InvalidURL, OSError, anyio.BrokenResourceError, anyio.ClosedResourceError)
+    try:
+        import aiohttp  # noqa: PLC0415 - loaded with the SDK, where it is installed
+    except ImportError:
+        return faults
+    return (*faults, aiohttp.ClientError)
+
+
+def _own_http_client(settings: ConnectionSettings, sdk: Any) -> Any:
+    import httpx2  # noqa: PLC0415 - loaded with the SDK
+    import sniffio  # noqa: PLC0415 - comes with the SDK
+
+    limit = open_files_share(MAX_CONNECTIONS)
+    timeout = settings.timeout
+    if timeout is None or isinstance(timeout, int | float):
+        timeout = httpx2.Timeout(None, connect=CONNECT_TIMEOUT)
+    # Building a TLS context takes 20 ms that a server without TLS has no use for.
+    plain = settings.base_url is not None and settings.base_url.startswith("http://")
+    arguments: dict[str, Any] = {
+        "timeout": timeout,
+        "limits": httpx2.Limits(max_connections=limit, max_keepalive_connections=limit, keepalive_expiry=30.0),
+        "verify": not plain,
+    }
+    if sniffio.current_async_library() == "asyncio":
+        return sdk.DefaultAioHttpClient(**arguments)
+    return sdk.DefaultAsyncHttpxClient(**arguments)
+
+
+@asynccontextmanager
+async def http_client(settings: ConnectionSettings, sdk: Any) -> AsyncGenerator[Any]:
+    """The caller's http client, or one of our own that is closed at the end.
+
+    Args:
+        settings: Whose http client, timeout and base URL count.
+        sdk: The vendor's module, which knows the fastest transport of each event loop.
+    """
+    if settings.http_client is not None:
+        http_library(settings.http_client)
+        yield settings.http_client
+        return
+    http = _own_http_client(settings, sdk)
+    try:
+        yield http
+    finally:
+        with anyio.move_on_after(5, shield=True):
+            await http.aclose()
+
+
+def sdk_of(
+    make: Callable[..., SDK], refusal: type[Exception], settings: ConnectionSettings, http: Any, **own: Any
+) -> SDK:
+    """A vendor's SDK client, which says where requests go and with which headers.
+
+    Args:
+        make: Its class.
+        refusal: What the SDK raises for arguments it does not take.
+        settings: What all SDKs are told alike.
+        http: The http client.
+        own: What this one is told besides.
+
+    Raises:
+        ConfigurationError: if the SDK refuses. The message shows no secret.
+    """
+    # The SDKs take no client of httpx; they then make one of their own, which never opens a connection.
+    client = {"http_client": http} if http_library(http).__name__ == "httpx2" else {}
+    try:
+        return make(
+            default_headers=settings.default_headers or None,
+            default_query=settings.default_query or None,
+            max_retries=0,
+            **client,
+            **own,
+        )
+    except (refusal, ValueError, TypeError) as error:
+        name = refusal.__name__.removesuffix("Error")
+        raise ConfigurationError(redacted(f"the {name} SDK refuses this: {error}", settings.secrets)) from error

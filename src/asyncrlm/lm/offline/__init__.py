@@ -1,0 +1,1 @@
+"""The model that needs no network: it writes and answers by rules."""

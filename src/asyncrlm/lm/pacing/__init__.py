@@ -1,0 +1,7 @@
+"""When a request goes, and to which of several models: turns at an account, what it may do, retries, reservations."""
+
+from __future__ import annotations
+
+from .pacer import BURST, Gate, Pacer, Pacers, reply_text
+
+__all__ = ["BURST", "Gate", "Pacer", "Pacers", "reply_text"]

@@ -1,0 +1,112 @@
+"""Several models for one request: the later ones stand in when the first fails, each paced by its own account."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import anyio
+import msgspec
+
+from ...errors import LMError, LMErrorKind
+from ...money import PICO, Rates
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ...ledger import Price
+    from ..base import LMClient, LMReply, LMUsage
+    from .pace import Permit
+    from .sending import Turns
+
+OWN_FAULT: frozenset[LMErrorKind] = frozenset({"bad_request"})
+"""Failures that are the request's fault: another model would refuse it too."""
+
+
+UNSAID_RESTS: Mapping[LMErrorKind, float] = {"rate_limit": 1.0, "quota": 60.0}
+"""Why a model may refuse for a while → seconds that it is left alone if it does not say for how long."""
+
+
+class Member:
+    """One model of those that may answer, and whose turns its requests take.
+
+    After it refused for its rate limit or its quota it rests: the others stand in for as long as it said.
+    One for all runs of a scope, which learn from one another's refusals.
+
+    Args:
+        client: Sends its requests.
+        turns: The pacer of its account.
+        shares: Whether that pacer is another member's, too: the caller's, for all of them.
+    """
+
+    __slots__ = ("_rests_until", "client", "shares", "turns")
+
+    def __init__(self, client: LMClient, turns: Turns, *, shares: bool = False) -> None:
+        self.client = client
+        self.turns = turns
+        self.shares = shares
+        self._rests_until = -math.inf
+
+    def rest(self) -> float:
+        """Seconds for which it is known to refuse; 0 or less where it may be asked."""
+        rest = self._rests_until - anyio.current_time()
+        return rest if self.shares else max(rest, self.turns.pace.spent())
+
+    def refused(self, permit: Permit, error: LMError, members: Sequence[Member]) -> None:
+        """It failed. A rate limit concerns its own account alone; a pacer of several hears of it when all refuse."""
+        if error.kind in UNSAID_RESTS:
+            wait = UNSAID_RESTS[error.kind] if error.retry_after is None else error.retry_after
+            self._rests_until = max(self._rests_until, anyio.current_time() + wait)
+            if self.shares and error.kind == "rate_limit":
+                rest = min(each.rest() for each in members if each.turns is self.turns)
+                if rest <= 0:
+                    return
+                error = resting(rest)
+        self.turns.refused(permit, error)
+
+    def answered(self, permit: Permit, reply: LMReply) -> None:
+        """It replied."""
+        if self.shares:  # what is left of one account says nothing of the others
+            reply = msgspec.structs.replace(reply, rate=None)
+        self.turns.answered(permit, reply)
+
+
+def next_of(members: Sequence[Member]) -> Member:
+    """The first that may be asked now; where all rest, the one that will be back soonest."""
+    return next((each for each in members if each.rest() <= 0), None) or min(members, key=Member.rest)
+
+
+def resting(seconds: float) -> LMError:
+    """The error of a model that was not asked because it rests."""
+    said = f"not asked: it has refused and is left alone for another {seconds:.1f} s"
+    return LMError(said, kind="rate_limit", retryable=True, retry_after=seconds)
+
+
+def all_failed(failures: Sequence[tuple[Member, LMError]]) -> LMError:
+    """The error when none has answered: it says what each said, and is retryable if one of theirs is."""
+    first = failures[0][1]
+    waits = [error.retry_after for _, error in failures if error.retryable and error.retry_after is not None]
+    retryable = any(error.retryable for _, error in failures)
+    all_wait = retryable and len(waits) == sum(error.retryable for _, error in failures)
+    kinds: list[LMErrorKind] = [error.kind for _, error in failures if error.retryable]
+    return LMError(
+        "all models failed: " + "; ".join(f"{member.client.model}: {error}" for member, error in failures),
+        kind=kinds[0] if kinds else first.kind,
+        status=first.status,
+        retryable=retryable,
+        retry_after=min(waits) if all_wait else None,
+        charged=any(error.charged for _, error in failures),
+    )
+
+
+def priced(reply: LMReply, price: Price | None) -> LMReply:
+    """The reply with what it cost by its price, where the provider did not say and the price is known."""
+    usage = reply.usage
+    if usage.cost is not None or price is None or usage.input_tokens is None or usage.output_tokens is None:
+        return reply
+    return msgspec.structs.replace(reply, usage=msgspec.structs.replace(usage, cost=cost_of(price, usage)))
+
+
+def cost_of(price: Price, usage: LMUsage) -> float:
+    """USD of a reply that says what it used."""
+    return Rates.of(price).cost(usage.input_tokens or 0, usage.output_tokens or 0, usage) / PICO

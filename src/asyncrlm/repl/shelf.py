@@ -1,0 +1,139 @@
+"""The contexts of one session: how each gets to a worker, and what cells ask the host about their files."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import sys
+from array import array
+from typing import Any
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+import msgspec
+
+from ..errors import ConfigurationError
+from .context import LoadPlan, plan_load
+from .files import HostFile
+from .worker import codec
+from .worker.characters import BLOCK, Counts, characters
+
+STEP = 32 * BLOCK
+"""Bytes of a file that are counted at a time."""
+
+
+class FileError(Exception):
+    """What a cell asked of a file can't be had; the text is for the cell."""
+
+
+class CharacterIndex:
+    """Counts the characters of a file in the background, for cells that ask where one is."""
+
+    def __init__(self, file: HostFile) -> None:
+        self._file = file
+        self._counts = Counts(file.size)
+        self._news = anyio.Event()
+        self._error: str | None = None
+
+    async def build(self, threads: anyio.CapacityLimiter) -> None:
+        """Count all of it. What goes wrong is told to those who ask."""
+        try:
+            fd = await anyio.to_thread.run_sync(self._file.open, limiter=threads)
+            try:
+                while not self._counts.complete:
+                    start = self._counts.nbytes
+                    new = await anyio.to_thread.run_sync(self._count, fd, start, limiter=threads)
+                    self._counts.add(new, start // BLOCK)
+                    self._tell()
+            finally:
+                os.close(fd)
+        except (OSError, ConfigurationError) as error:
+            self._error = str(error)
+        finally:
+            if not self._counts.complete:
+                self._error = self._error or "the characters of the file are counted no longer"
+            self._tell()
+
+    def _count(self, fd: int, start: int) -> array[int]:
+        counts = array("I")
+        stop = min(start + STEP, self._counts.size)
+        for at in range(start, stop, BLOCK):
+            wanted = min(BLOCK, stop - at)
+            data = os.pread(fd, wanted, at)
+            if len(data) < wanted:
+                size = self._counts.size
+                raise OSError(f"the file {self._file.name!r} has become shorter than its {size:,} bytes")
+            counts.append(characters(data))
+        return counts
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = anyio.Event()
+
+    async def since(self, block: int, nbytes: int | None, character: int | None) -> bytes:
+        """The counts of the blocks from `block` on, once those with this byte and this character are among them.
+
+        Raises:
+            FileError: if they can't be had.
+        """
+        while not self._counts.reaches(nbytes, character):
+            if self._error is not None:
+                raise FileError(self._error)
+            await self._news.wait()
+        return self._counts.since(max(block, 0)).tobytes()
+
+
+class Shelf:
+    """What each new worker gets, in this order, and the files behind it.
+
+    Args:
+        threads: Bounds the reading of files.
+    """
+
+    def __init__(self, threads: anyio.CapacityLimiter) -> None:
+        self._plans: dict[str, LoadPlan] = {}
+        self._threads = threads
+        self._keys = itertools.count(1)
+        self._indexes: dict[str, CharacterIndex] = {}
+
+    async def plan(self, name: str, value: Any, *, also: str | None = None, lazy: bool = False) -> LoadPlan:
+        """How to load `value`; see `Session.load`."""
+        if isinstance(value, (str, bytes)):
+            plan = plan_load(name, value)
+        else:
+            make = functools.partial(plan_load, name, value, lazy=lazy)
+            plan = await anyio.to_thread.run_sync(make, limiter=self._threads)
+        return plan if also is None else msgspec.structs.replace(plan, also=also)
+
+    def keep(self, plan: LoadPlan) -> None:
+        """Give it to each new worker from now on, instead of the one of its name."""
+        self._plans[plan.name] = plan
+
+    def plans(self, group: anyio.abc.TaskGroup) -> list[LoadPlan]:
+        """What a new worker gets."""
+        for plan in self._plans.values():
+            self.keep(self.prepare(plan, group))
+        return list(self._plans.values())
+
+    def prepare(self, plan: LoadPlan, group: anyio.abc.TaskGroup) -> LoadPlan:
+        """The plan as workers get it; counting what it needs begins, in `group`."""
+        if plan.form != "lazy" or plan.file is None or plan.value is not None:
+            return plan
+        key = str(next(self._keys))
+        index = self._indexes[key] = CharacterIndex(plan.file)
+        group.start_soon(index.build, self._threads)
+        return msgspec.structs.replace(plan, value=[key, codec.encode(plan.file.name), plan.file.size])
+
+    async def answer(self, key: Any, question: list[Any]) -> Any:
+        """What a cell asked of a file.
+
+        Raises:
+            FileError: if it can't be had, or was no question.
+        """
+        match question:
+            case ["index", int(block), int() | None as nbytes, int() | None as character] if key in self._indexes:
+                return [await self._indexes[key].since(block, nbytes, character), sys.byteorder]
+            case _:
+                raise FileError("there is no such file")
