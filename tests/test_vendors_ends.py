@@ -147,6 +147,21 @@ async def test_a_stream_that_would_go_on_with_a_gap_ends_its_sandbox(vendor: Ven
     assert (vendor.server.requests["attach"], len(vendor.server.made)) == (0, 2)
 
 
+@asyncio_only
+async def test_a_token_that_expired_and_a_refusal_in_passing_are_outlived(vendor: Vendor) -> None:
+    server: Any = vendor.server
+    if vendor.name not in ("modal", "prime"):
+        pytest.skip("it has neither")
+    with anyio.fail_after(30):
+        async with Repl(environment=vendor.name, lm=echo) as r:
+            await r.execute("x = 5")
+            server.expire()
+            server.failing[vendor.send] = [vendor.refusals["passing"]]
+            assert (await r.execute("print(llm_query('a'), x)")).stdout == "re: a 5\n"
+            assert server.failing[vendor.send] == []
+    assert len(server.made) == 1
+
+
 RENEWED = {
     "daytona": ("touch", {"auto_stop_interval": 1}, "stopped: no activity"),
     "e2b": ("timeout", {"timeout": 1}, "was killed or reached its end of life while the request was in flight."),
