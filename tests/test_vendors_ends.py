@@ -182,6 +182,25 @@ async def test_it_is_renewed_while_a_run_waits(vendor: Vendor, renewed: bool, mo
 
 
 @asyncio_only
+async def test_one_that_ends_while_it_is_renewed_is_lost_at_once(vendor: Vendor, monkeypatch: Any) -> None:
+    if vendor.name not in RENEWED:
+        pytest.skip("Modal's sandboxes can't be renewed")
+    request, settings, _ = RENEWED[vendor.name]
+    monkeypatch.setattr(f"asyncrlm.environments.{vendor.name}.MINUTE", 0.6, raising=False)
+
+    async def end(messages: list[dict[str, str]]) -> str:
+        vendor.server.held.add(request)
+        await fact(lambda: vendor.server.waiting[request])
+        await anyio.to_thread.run_sync(vendor.server.end, 0, next(iter(ENDS[vendor.name])))  # type: ignore[attr-defined]
+        return await anyio.sleep_forever()
+
+    with anyio.fail_after(20):
+        async with Repl(environment=vendor.environment(**settings), lm=end) as r:
+            assert said(await r.execute("llm_query('x')"))
+            vendor.server.release(request)
+
+
+@asyncio_only
 async def test_a_lifetime_that_is_over_is_told(vendor: Vendor) -> None:
     if vendor.name != "prime":
         pytest.skip("above")
