@@ -178,6 +178,24 @@ def test_one_that_is_down_is_asked_again_before_one_that_is_refused_is_waited_fo
     on_a_jumping_clock(main)
 
 
+def test_one_that_has_no_quota_left_is_not_asked_again_for_a_while() -> None:
+    async def main() -> None:
+        poor = failing("quota")
+        async with asking(poor, ScriptedLM(lambda _: "b", model="b")) as ask:
+            assert [(await ask()).text for _ in range(5)] == ["b"] * 5
+            assert len(poor.calls) == 1
+            await anyio.sleep(61)
+            assert (await ask()).text == "b"
+            assert len(poor.calls) == 2
+        async with asking(poor, failing("quota")) as ask:
+            for _ in range(2):
+                with pytest.raises(LMError) as caught:
+                    await ask()
+                assert (caught.value.kind, caught.value.retryable) == ("quota", False)
+
+    on_a_jumping_clock(main)
+
+
 def test_what_a_server_says_is_used_up_is_not_asked_for() -> None:
     rate = RateHints(requests_left=0, request_limit=10, requests_reset=30.0)
 

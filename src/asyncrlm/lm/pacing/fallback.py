@@ -12,7 +12,7 @@ from ...errors import LMError, LMErrorKind
 from ...money import PICO, Rates
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ...ledger import Price
     from ..base import LMClient, LMReply, LMUsage
@@ -23,14 +23,14 @@ OWN_FAULT: frozenset[LMErrorKind] = frozenset({"bad_request"})
 """Failures that are the request's fault: another model would refuse it too."""
 
 
-UNSAID_REST = 1.0
-"""Seconds that a model is left alone after it refused for a rate limit without saying for how long."""
+UNSAID_RESTS: Mapping[LMErrorKind, float] = {"rate_limit": 1.0, "quota": 60.0}
+"""Why a model may refuse for a while → seconds that it is left alone if it does not say for how long."""
 
 
 class Member:
     """One model of those that may answer, and whose turns its requests take.
 
-    After it refused for a rate limit it rests: the others stand in for as long as it said, and it alone is left alone.
+    After it refused for its rate limit or its quota it rests: the others stand in for as long as it said.
     One for all runs of a scope, which learn from one another's refusals.
 
     Args:
@@ -54,10 +54,10 @@ class Member:
 
     def refused(self, permit: Permit, error: LMError, members: Sequence[Member]) -> None:
         """It failed. A rate limit concerns its own account alone; a pacer of several hears of it when all refuse."""
-        if error.kind == "rate_limit":
-            wait = UNSAID_REST if error.retry_after is None else error.retry_after
+        if error.kind in UNSAID_RESTS:
+            wait = UNSAID_RESTS[error.kind] if error.retry_after is None else error.retry_after
             self._rests_until = max(self._rests_until, anyio.current_time() + wait)
-            if self.shares:
+            if self.shares and error.kind == "rate_limit":
                 rest = min(each.rest() for each in members if each.turns is self.turns)
                 if rest <= 0:
                     return
@@ -78,7 +78,7 @@ def next_of(members: Sequence[Member]) -> Member:
 
 def resting(seconds: float) -> LMError:
     """The error of a model that was not asked because it rests."""
-    said = f"not asked: its rate limit leaves no room for another {seconds:.1f} s"
+    said = f"not asked: it has refused and is left alone for another {seconds:.1f} s"
     return LMError(said, kind="rate_limit", retryable=True, retry_after=seconds)
 
 

@@ -142,7 +142,14 @@ class Sending:
         if len(self._ways) == 1:
             return await self._send(self._ways[0], [])
         failures: list[tuple[Member, LMError]] = []
-        left = list(self._ways)
+        try:
+            return await self._first_of(list(self._ways), failures)
+        finally:
+            # An error's traceback holds the frames it went through: without the circle the request is freed at once.
+            failures.clear()
+
+    async def _first_of(self, left: list[Way], failures: list[tuple[Member, LMError]]) -> LMReply:
+        """The reply of the first of those `left` that gives one; what the others have said is added to `failures`."""
         while left:
             member = next_of([way.member for way in left])
             if member.rest() > 0 and any(error.retryable for _, error in failures):

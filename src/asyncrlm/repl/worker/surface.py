@@ -154,7 +154,7 @@ class Surface:
 
         return ask
 
-    def tool(self, name: str) -> Callable[..., Any]:
+    def tool(self, name: str, doc: str) -> Callable[..., Any]:
         """A function of the host."""
 
         def tool(*args: Any, **kwargs: Any) -> Any:
@@ -170,12 +170,9 @@ class Surface:
             return codec.decode(reply.get("value"))
 
         tool.__name__ = tool.__qualname__ = name
+        tool.__doc__ = doc
         tool.__module__ = "__main__"
         return tool
-
-    def host_object(self, name: str, functions: list[str]) -> HostObject:
-        """An object that stays on the host, behind its functions."""
-        return HostObject(name, {each: self.tool(f"{name}.{each}") for each in functions})
 
 
 class HostObject:
