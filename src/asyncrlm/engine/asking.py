@@ -56,10 +56,14 @@ def prompt_messages(prompt: str | list[dict[str, Any]]) -> tuple[Message, ...]:
 
 def _content(content: Any) -> str:
     if isinstance(content, list):  # the parts of the vendors' own form
-        return "".join(_content(part.get("text") if isinstance(part, dict) else part) for part in cast("Any", content))
+        return "".join(map(_part, cast("list[Any]", content)))
     if not isinstance(content, str):
         raise LMError(f"a message's content must be text, not {type(content).__name__}", kind="bad_request")
     return content
+
+
+def _part(part: Any) -> str:
+    return _content(cast("dict[str, Any]", part).get("text") if isinstance(part, dict) else part)
 
 
 Send: TypeAlias = Callable[[LMRequest, str], Awaitable[LMReply]]
@@ -117,9 +121,12 @@ class Asking:
                 # A pattern is matched on the host, whose event loop a hostile one would hold up for ever.
                 raise LMError("schema= can't have a pattern here: check the reply in the cell", kind="bad_request")
             try:
-                self._shapes = {key: shape_of(schema, "schema=")}
+                shape = shape_of(schema, "schema=")
             except ConfigurationError as error:
                 raise LMError(str(error), kind="bad_request") from error
+            if shape is None:
+                raise LMError("schema= must say what the reply must be", kind="bad_request")
+            self._shapes = {key: shape}
         return self._shapes[key]
 
     async def _read(self, shape: Shape, text: str) -> str:
