@@ -220,6 +220,7 @@ LIMITS = {
     "on_limit": "answer",
     "on_subcall_error": "raise",
     "subcall_timeout": 30.0,
+    "tool_timeout": 40.0,
 }
 
 
@@ -232,7 +233,8 @@ def test_every_limit_of_the_constructor_has_an_option(cli: Callable[..., Ran], t
     started = json.loads(log.read_text().splitlines()[1])
     assert started["limits"] == LIMITS
     assert started["environment"] == "local"
-    named = {name for name in inspect.signature(asyncrlm.AsyncRLM).parameters if name.startswith("max_")}
+    parameters = inspect.signature(asyncrlm.AsyncRLM).parameters
+    named = {name for name in parameters if name.startswith("max_") or name.endswith("_timeout")}
     assert named <= LIMITS.keys()
     assert cli("run", text, "-q", "x", "--backend", "offline", "--subcall-timeout", "inf").status == 0
 
@@ -283,7 +285,7 @@ def test_no_answer_is_no_success(
     with FakeOpenAIServer.serve_in_thread(lambda request: "```repl\n1 / 0\n```") as server:
         where = ["--model", "m", "--base-url", server.base_url, "--max-iterations", "1", "--quiet"]
         ran = cli("run", text, "-q", "x", *where, *(["--json"] if as_json else []))
-    why = "no answer after 2 turns; last error: ZeroDivisionError: division by zero"
+    why = "no answer after 1 turn and a last one; last error: ZeroDivisionError: division by zero"
     assert (ran.status, ran.err) == (1, f"asyncrlm: {why}\n")
     if as_json:
         completion = json.loads(ran.out)
