@@ -22,6 +22,8 @@ import asyncrlm
 from asyncrlm.cli import main
 from asyncrlm.testing import FakeOpenAIServer, FakeRequest
 
+from .helpers import killed_at_the_end
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -380,7 +382,7 @@ def test_ctrl_c_ends_it_with_130_and_no_traceback(text: Path) -> None:
             text=True,
             env=os.environ | {"OPENAI_API_KEY": "none"},
         )
-        with process, server.accept()[0] as connection:
+        with killed_at_the_end(process), server.accept()[0] as connection:
             connection.settimeout(10)
             assert connection.recv(1)
             process.send_signal(signal.SIGINT)
