@@ -34,7 +34,8 @@ async def ask_all(document: str | Path, questions: list[str]) -> list[str]:
         async def ask(slot: int) -> None:
             try:
                 completion = await rlm.acompletion(document, questions[slot], max_subcalls=500, tags={"slot": slot})
-                answers[slot] = completion.response
+                # Out of turns, a run that found nothing says why in `error`.
+                answers[slot] = completion.response or f"no answer: {completion.error}"
             except RLMError as error:
                 # One question that meets a limit does not cost the others their answers.
                 answers[slot] = f"no answer: {error}"

@@ -49,5 +49,7 @@ async def ask(asked: Question, rlm: Annotated[AsyncRLM, Depends(engine)]) -> Ans
         raise HTTPException(504, detail=str(error)) from error
     except RLMError as error:
         raise HTTPException(502, detail=f"{type(error).__name__}: {error}") from error
+    if not completion.response:  # all turns were used up
+        raise HTTPException(502, detail=completion.error)
     calls = completion.usage_summary.total_calls
     return Answer(answer=completion.response, run_id=completion.run_id, model_calls=calls)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from asyncrlm.testing import ScriptedLM
@@ -30,3 +33,13 @@ def echo(prefix: str = "echo:", **settings: Any) -> ScriptedLM:
 def told(model: ScriptedLM, turn: int) -> str:
     """What a scripted root model was told before its `turn`-th reply, from 1."""
     return model.calls[turn - 1].messages[-1].content
+
+
+@contextmanager
+def killed_at_the_end(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+    """A process that no failed test waits for: `Popen` alone waits without end when its block is left."""
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()

@@ -22,6 +22,8 @@ import asyncrlm
 from asyncrlm.cli import main
 from asyncrlm.testing import FakeOpenAIServer, FakeRequest
 
+from .helpers import killed_at_the_end
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -220,6 +222,7 @@ LIMITS = {
     "on_limit": "answer",
     "on_subcall_error": "raise",
     "subcall_timeout": 30.0,
+    "tool_timeout": 40.0,
 }
 
 
@@ -232,7 +235,8 @@ def test_every_limit_of_the_constructor_has_an_option(cli: Callable[..., Ran], t
     started = json.loads(log.read_text().splitlines()[1])
     assert started["limits"] == LIMITS
     assert started["environment"] == "local"
-    named = {name for name in inspect.signature(asyncrlm.AsyncRLM).parameters if name.startswith("max_")}
+    parameters = inspect.signature(asyncrlm.AsyncRLM).parameters
+    named = {name for name in parameters if name.startswith("max_") or name.endswith("_timeout")}
     assert named <= LIMITS.keys()
     assert cli("run", text, "-q", "x", "--backend", "offline", "--subcall-timeout", "inf").status == 0
 
@@ -283,7 +287,7 @@ def test_no_answer_is_no_success(
     with FakeOpenAIServer.serve_in_thread(lambda request: "```repl\n1 / 0\n```") as server:
         where = ["--model", "m", "--base-url", server.base_url, "--max-iterations", "1", "--quiet"]
         ran = cli("run", text, "-q", "x", *where, *(["--json"] if as_json else []))
-    why = "no answer after 2 turns; last error: ZeroDivisionError: division by zero"
+    why = "no answer after 1 turn and a last one; last error: ZeroDivisionError: division by zero"
     assert (ran.status, ran.err) == (1, f"asyncrlm: {why}\n")
     if as_json:
         completion = json.loads(ran.out)
@@ -378,7 +382,7 @@ def test_ctrl_c_ends_it_with_130_and_no_traceback(text: Path) -> None:
             text=True,
             env=os.environ | {"OPENAI_API_KEY": "none"},
         )
-        with process, server.accept()[0] as connection:
+        with killed_at_the_end(process), server.accept()[0] as connection:
             connection.settimeout(10)
             assert connection.recv(1)
             process.send_signal(signal.SIGINT)

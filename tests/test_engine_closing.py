@@ -11,6 +11,7 @@ from asyncrlm import (
     AsyncRLM,
     ErrorThresholdExceededError,
     LMError,
+    LMReply,
     SandboxLost,
     SubcallLimitExceededError,
     TimeoutExceededError,
@@ -165,10 +166,42 @@ async def test_after_all_turns_an_empty_reply_is_an_unfinished_run() -> None:
     assert await ended(scripted(cell("x = 1"), ""), **settings) == ("", "max_iterations")
     for code, why in (("x = 1", ""), ("1 / 0", "; last error: ZeroDivisionError: division by zero")):
         completion = await AsyncRLM(scripted(cell(code), ""), max_iterations=1).acompletion("CTX")
-        assert (completion.response, completion.error) == ("", f"no answer after 2 turns{why}")
+        assert (completion.response, completion.error) == ("", f"no answer after 1 turn and a last one{why}")
     assert (await AsyncRLM(scripted(submit("'7'"))).acompletion("CTX")).error is None
     error = await failed(scripted(cell("x = 1"), LMError("no", kind="authentication")), LMError, **settings)
     assert error.kind == "authentication"
+
+
+DRAFT = cell('answer["content"] = "it is 7"')
+
+
+@pytest.mark.parametrize("last", ["", cell("x = 1"), "```python\nprint(1)\n```"], ids=["empty", "cell", "python"])
+async def test_an_answer_that_was_never_ready_is_the_last_resort(last: str) -> None:
+    settings = {"max_subcalls": None, "max_iterations": 2, "on_limit": "raise"}
+    assert await ended(scripted(DRAFT, GUESS + cell("x = 1"), last), **settings) == ("it is 7", "max_iterations")
+    assert await ended(scripted(DRAFT, cell("x = 1"), "It is 8."), **settings) == ("It is 8.", "max_iterations")
+    assert await ended(scripted(DRAFT + "\n" + cell(OVER), last)) == ("it is 7", "limit")
+    blank = scripted(cell('answer["content"] = " "'), cell("x = 1"), last)
+    completion = await AsyncRLM(blank, max_iterations=2).acompletion("CTX")
+    assert (completion.response, completion.error) == ("", "no answer after 2 turns and a last one")
+
+
+@pytest.mark.parametrize(
+    ("reply", "why"),
+    [
+        (LMReply(text="```repl\nprint(1", finish_reason="length"), "the last reply was cut off at its length: raise"),
+        (LMReply(text="", reasoning="I won't. " * 99, finish_reason="refusal"), "the model refused: I won't. I won't."),
+        (LMReply(text="", finish_reason="refusal"), "the model refused, or a filter of its provider did"),
+    ],
+    ids=["length", "refusal", "filter"],
+)
+async def test_a_run_without_an_answer_says_what_became_of_its_replies(reply: LMReply, why: str) -> None:
+    root = scripted(cell("1 / 0"), reply, reply)
+    completion = await AsyncRLM(root, max_iterations=2).acompletion("CTX")
+    assert completion.response == ""
+    assert completion.error is not None
+    assert completion.error.startswith(f"no answer after 2 turns and a last one; {why}")
+    assert len(completion.error) < 500
 
 
 async def test_a_child_that_gave_nothing_is_an_error_in_its_cell() -> None:

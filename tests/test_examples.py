@@ -13,6 +13,9 @@ import anyio
 import httpx
 import pytest
 
+from asyncrlm import AsyncRLM
+from asyncrlm.testing import ScriptedLM
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
@@ -76,6 +79,25 @@ def test_batch_of_questions_over_one_document(run_example: Callable[..., tuple[s
     document.write_text("The captain of the ship was Bo Ek.\nThe sky was blue.\n")
     out, _ = run_example("batch_questions.py", str(document))
     assert "Bo Ek" in out
+
+
+def no_answer() -> ScriptedLM:
+    return ScriptedLM(lambda request: "```repl\n1 / 0\n```")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_run_without_an_answer_is_none(monkeypatch: pytest.MonkeyPatch, anyio_backend: str) -> None:
+    batch = load("batch_questions")
+    monkeypatch.setattr(batch, "AsyncRLM", lambda **settings: AsyncRLM(no_answer(), max_iterations=1))
+    (answer,) = await batch.ask_all("text", ["Why?"])
+    assert answer.startswith("no answer: no answer after 1 turn and a last one; last error: ZeroDivisionError")
+    module = load("fastapi_app")
+    module.app.dependency_overrides[module.engine] = lambda: AsyncRLM(no_answer(), max_iterations=1)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(module.app), base_url="http://test") as client:
+        reply = await client.post("/ask", json={"text": "x", "question": "y"})
+    assert reply.status_code == 502
+    assert "ZeroDivisionError" in reply.json()["detail"]
 
 
 def test_custom_tools(run_example: Callable[..., tuple[str, str]]) -> None:

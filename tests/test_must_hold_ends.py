@@ -19,6 +19,7 @@ from asyncrlm import AsyncRLM, Repl, RLMLogger
 
 from .cases.models import QUESTION, ScriptedRoot, SubModel, cell, submit
 from .cases.runs import nothing_left, processes
+from .helpers import killed_at_the_end
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -83,7 +84,8 @@ def host(then: str, folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[
     command = [sys.executable, "-c", HOST, f"{DAEMONS}\nllm_query('up')\n{then}"]
     env = dict(os.environ, TMPDIR=str(folder))
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+    started = subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    with killed_at_the_end(started) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         descendants = psutil.Process(process.pid).children(recursive=True)
@@ -106,6 +108,14 @@ def test_a_host_that_ends_leaves_nothing(then: str, ends: signal.Signals, folder
     with host(ENDLESS[then], folder) as (process, _descendants):
         process.send_signal(ends)
     assert [path.name for path in folder.rglob("*")] == []
+
+
+def test_ctrl_c_reaches_them_where_the_shell_has_it_ignored() -> None:
+    test = f"{__file__}::test_a_host_that_ends_leaves_nothing[{signal.SIGINT}-sleep]"
+    run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
+    shell = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh", *run]
+    done = subprocess.run(shell, capture_output=True, text=True, check=False, timeout=60)
+    assert "1 passed" in done.stdout, done.stdout
 
 
 def test_a_host_killed_together_with_its_template_leaves_no_process(folder: Path) -> None:

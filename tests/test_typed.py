@@ -140,7 +140,7 @@ async def test_words_are_no_json() -> None:
 async def test_an_answer_that_never_fits_is_an_error_with_what_there_was() -> None:
     wrong = "{'name': 'Ada'}"
     with pytest.raises(
-        LMError, match=r"3 turns are used up, and no answer fits.*missing required field `age`"
+        LMError, match=r"all 2 turns are used up, then the last one, and no answer fits.*missing required field `age`"
     ) as caught:
         await ask(submit(wrong), submit(wrong), submit(wrong), response_format=Person, max_iterations=2)
     assert caught.value.kind == "schema"
@@ -154,6 +154,15 @@ async def test_the_last_turn_may_give_it(last: str) -> None:
     completion, model = await ask(submit("'?'"), last, response_format=Person, max_iterations=1)
     assert (completion.parsed, completion.stop_reason) == (Person("Ada", 36), "max_iterations")
     assert "Your whole reply must be the JSON" in told(model, 2)
+
+
+@pytest.mark.parametrize("last", ["no idea", cell("x = 1")])
+async def test_what_was_never_said_to_be_ready_counts_where_it_fits(last: str) -> None:
+    draft = cell(f'answer["content"] = {FITS}')
+    completion, _ = await ask(draft, last, response_format=Person, max_iterations=1)
+    assert (completion.parsed, completion.stop_reason) == (Person("Ada", 36), "max_iterations")
+    with pytest.raises(LMError, match="no answer fits"):
+        await ask(cell('answer["content"] = 1'), last, response_format=Person, max_iterations=1)
 
 
 async def test_a_limit_is_met_before_it_fits() -> None:

@@ -102,6 +102,9 @@ def run(
     subcall_timeout: Annotated[
         float | None, typer.Option(min=0, help="Seconds one call by a cell may take; inf for no limit.")
     ] = None,
+    tool_timeout: Annotated[
+        float | None, typer.Option(min=0, help="Seconds one call of a tool may take; inf for no limit.")
+    ] = None,
     limits: Annotated[
         LimitsMode | None, typer.Option(help="soft: at most the calls in flight over a limit; hard: never over.")
     ] = None,
@@ -133,6 +136,7 @@ def run(
             "max_concurrent_requests": max_concurrent_requests,
             "max_concurrent_subcalls": max_concurrent_subcalls,
             "subcall_timeout": subcall_timeout,
+            "tool_timeout": tool_timeout,
             "limits": limits,
             "on_limit": on_limit,
             "on_subcall_error": on_subcall_error,

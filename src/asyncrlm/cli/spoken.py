@@ -30,7 +30,7 @@ _PHRASES: Final = (
     (r"\bapi_key\b", "the key"),
 )
 _CHOICE: Final = re.compile(r'\b(backend|environment|limits|on_limit|on_subcall_error)="(\w+)"')
-_NAME: Final = re.compile(r"(?<![\w-])(base_url|max_[a-z_]+|on_limit|on_subcall_error|subcall_timeout)\b(?!=)")
+_NAME: Final = re.compile(r"(?<![\w-])(base_url|max_[a-z_]+|on_limit|on_subcall_error|(?:subcall|tool)_timeout)\b(?!=)")
 _NO_UTF_8: Final = re.compile(
     r"not UTF-8 text: byte \w+ at position ([\d,]+)|codec can't decode byte \w+ in position (\d+)"
 )

@@ -81,7 +81,7 @@ class Closing:
         with anyio.CancelScope(deadline=self._deadline()):
             text = await self._last_turn(session, limit)
             if self._answers.shape is not None:
-                return await self._fitting(text, stop_reason, limit)
+                return await self._fitting(text, _draft(session), stop_reason, limit)
             error = None if text else self._no_answer()
             return RunResult(response=text, stop_reason=stop_reason, error=error, limit=reached)
         limit = limit or self._tree.time_is_up()
@@ -90,19 +90,23 @@ class Closing:
             raise limit
         if self._answers.shape is not None:
             with anyio.CancelScope(shield=True):  # it is there; only its check is left
-                return await self._fitting(text, stop_reason, limit)
+                return await self._fitting(text, _draft(session), stop_reason, limit)
         return RunResult(response=text, stop_reason=stop_reason, limit=str(limit))
 
-    async def _fitting(self, text: str, stop_reason: StopReason, limit: LimitError | None) -> RunResult:
-        """The result of a last turn that must be of a shape.
+    async def _fitting(self, text: str, draft: str, stop_reason: StopReason, limit: LimitError | None) -> RunResult:
+        """The result of a last turn that must be of a shape: its `text`, or else the `draft` of an answer.
 
         Raises:
             LMError: of kind "schema", if it is not.
         """
         fit = await self._answers.read(text) if text else None
+        if fit is None and draft:
+            problem = self._answers.problem
+            fit = await self._answers.read(draft)
+            self._answers.problem = problem or self._answers.problem
         if fit is None:
             raise self._answers.failure(
-                f"{self._turns.number:,} turns are used up" if limit is None else str(limit)
+                f"{self._all_used()}, then the last one" if limit is None else str(limit)
             ) from limit
         reached = None if limit is None else str(limit)
         return RunResult(response=fit.text, parsed=fit.value, stop_reason=stop_reason, limit=reached)
@@ -113,10 +117,8 @@ class Closing:
         "" where the root run has used up its turns and says nothing, which is an error of its result; for the cell that
         started a child, which reads a text and no result, it is raised.
         """
-        turns, limits = self._turns, self._tree.limits
-        most = limits.max_iterations
-        all_used = "the only turn is used up" if most == 1 else f"all {most:,} turns are used up"
-        why = all_used if limit is None else str(limit)
+        turns = self._turns
+        why = self._all_used() if limit is None else str(limit)
         turns.begin()
         prompts, shape = self._tree.configuration.prompts, self._answers.shape
         schema = "" if shape is None else shape.stated
@@ -179,18 +181,23 @@ class Closing:
 
     def partial_answer(self, session: Session | None) -> str | None:
         """The best of a run that ends in an error: its answer as it stands, or a last reply that ran no code."""
-        if session is not None and (text := _submitted(session) or session.draft):
+        if session is not None and (text := _submitted(session) or _draft(session)):
             return text
         reply = self._turns.last_text
         return None if parse_reply(reply).cells else _prose(reply) or None
 
+    def _all_used(self) -> str:
+        most = self._tree.limits.max_iterations
+        return "the only turn is used up" if most == 1 else f"all {most:,} turns are used up"
+
     def _no_answer(self) -> str:
-        number, error = self._turns.number, last_line(self._turns.last_error)
-        return f"no answer after {number:,} turn{'s' * (number != 1)}" + (f"; last error: {error}" if error else "")
+        most, error = self._tree.limits.max_iterations, last_line(self._turns.last_error)
+        why = self._turns.cut_off or (f"last error: {error}" if error else "")
+        return f"no answer after {most:,} turn{'s' * (most != 1)} and a last one" + (f"; {why}" if why else "")
 
     def _best_text(self, session: Session) -> str:
         """The best there is besides a last reply; "" if nothing."""
-        return _submitted(session) or _prose(self._turns.history.last_reply)
+        return _submitted(session) or _draft(session) or _prose(self._turns.history.last_reply)
 
     def _deadline(self) -> float:
         """A child has none of its own: what cuts its root cuts it too."""
@@ -201,6 +208,11 @@ def _submitted(session: Session) -> str:
     """The answer that is ready now; "" if none is."""
     answer = session.answer
     return "" if answer is None or answer.empty else answer.content
+
+
+def _draft(session: Session) -> str:
+    """What stands in the answer that was never said to be ready; "" if nothing does."""
+    return session.draft if session.draft.strip() else ""
 
 
 def _prose(reply: str) -> str:

@@ -48,6 +48,8 @@ CLOSING_SHARE: Final = 0.2
 CLOSING_SECONDS: Final = 30.0
 MAX_EMPTY_REPLIES: Final = 3
 """Empty replies of a root model in a row before the run ends with an `LMError` of kind "empty"."""
+MAX_REFUSAL: Final = 300
+"""Characters kept of what a model says of its refusal in the error of a run."""
 
 LimitsMode = Literal["soft", "hard"]
 OnLimit = Literal["raise", "answer"]

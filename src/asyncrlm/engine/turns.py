@@ -6,13 +6,14 @@ import time
 
 import msgspec
 
+from ..clipping import clip
 from ..lm.base import LMReply, LMRequest
 from ..lm.clients import ClientSpec
 from ..repl.session import CellOutcome, Session
 from .approval import Approval
 from .compaction import Compaction
 from .history import History
-from .settings import CLOSING_TOKENS
+from .settings import CLOSING_TOKENS, MAX_REFUSAL
 from .telling import Telling
 from .tree import Tree
 
@@ -36,6 +37,8 @@ class Turns:
         """Of the turn under way, from 1; 0 before the first."""
         self.last_text = ""
         """The newest reply that was not empty."""
+        self.cut_off = ""
+        """Why the newest reply is not whole, or is none; "" if it is."""
         self.last_error: str | None = None
         """What the newest cell that failed raised, or what became of its worker."""
         self.final: str | None = None
@@ -99,6 +102,7 @@ class Turns:
         reply = await tree.ask(self.root, request, run_id=self._run_id, closing=closing, place=place)
         if reply.text.strip():
             self.last_text = reply.text
+        self.cut_off = _broken_off(reply)
         if self.compaction is not None:
             self.compaction.replied(request, reply)
         if tree.watched:
@@ -130,3 +134,12 @@ class Turns:
         self.last_error = error or self.last_error
         self._telling.cell_finished(self.number, self._cells, outcome, error)
         return outcome
+
+
+def _broken_off(reply: LMReply) -> str:
+    if reply.finish_reason == "length":
+        return "the last reply was cut off at its length: raise max_tokens in sampling_args"
+    if reply.finish_reason != "refusal":
+        return ""
+    why = "" if reply.text.strip() else clip((reply.reasoning or "").strip(), MAX_REFUSAL)
+    return f"the model refused: {why}" if why else "the model refused, or a filter of its provider did"
