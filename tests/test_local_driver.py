@@ -10,14 +10,17 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import pytest
 from local_support import CAP, COMETS, DAEMONS, Client, PlainScope, client, marked, mode_or_skip, opening, until
 
 from asyncrlm.environments import Settings
 from asyncrlm.environments.local import LocalEnvironment
+from asyncrlm.environments.local_process import STOP_LIMIT
 from asyncrlm.environments.local_template import SPARES
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux only")]
@@ -134,6 +137,61 @@ async def test_user_folder_is_written_and_stays(tmp_path: Path) -> None:
         async with client(scope, workdir=tmp_path) as c:
             assert await c.run("import os; open('made', 'w').write('x'); print(os.getcwd())") == f"{tmp_path}\n"
         assert (tmp_path / "made").read_text() == "x"
+
+
+NEST = "import os\nfor i in range(1200): os.mkdir('d'); os.chdir('d')\nprint('made')"
+
+
+@pytest.mark.parametrize(
+    ("anyio_backend", "mode", "settings"),
+    [
+        ("asyncio", "pidns", {"isolation": "none"}),
+        ("trio", "warden", {"settings": Settings(max_file_size=None)}),
+        ("asyncio", "scope", {}),
+    ],
+)
+async def test_folders_nested_deep_hurt_nobody(mode: str, settings: dict[str, Any], temporary: Path) -> None:
+    async with PlainScope() as scope:
+        environment = await mode_or_skip(scope, mode, **settings)
+        async with client(scope, environment) as neighbour:
+            template = scope.template._process._popen.pid
+            async with client(scope, environment) as c:
+                assert await c.run(NEST) == "made\n"
+                folder = Path(c.sandbox._files)
+            assert await neighbour.value("print(1)") == 1
+            assert not folder.exists()
+            async with client(scope, environment) as again:
+                assert await again.value("print(1)") == 1
+                assert scope.template._process._popen.pid == template
+                await again.run(NEST)
+    assert os.listdir(temporary) == []
+
+
+async def test_a_forked_child_of_the_host_does_not_hold_up_the_end(temporary: Path) -> None:
+    child = 0
+    async with PlainScope(long_lived=True) as scope:
+        async with client(scope) as c:
+            # It has a copy of every descriptor that is open now.
+            child = await anyio.to_thread.run_sync(fork_and_stay)
+            assert await c.value("print(1)") == 1
+        process = scope.template._process
+        began = anyio.current_time()
+    try:
+        assert anyio.current_time() - began < STOP_LIMIT / 2
+        assert process._popen.returncode == 0  # it ended, it was not killed
+        assert os.listdir(temporary) == []
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def fork_and_stay() -> int:
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)
+        while True:
+            signal.pause()
+    return pid
 
 
 # ---- ending ----------------------------------------------------------------------------------------------------------

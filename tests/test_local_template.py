@@ -20,6 +20,7 @@ from local_support import CAP, Client, PlainScope, client, opening, until
 
 from asyncrlm.environments import Settings, local_sandbox, local_template
 from asyncrlm.environments.local import LocalEnvironment
+from asyncrlm.environments.local_process import sweep_homes
 from asyncrlm.environments.local_template import SPARES
 from asyncrlm.errors import ConfigurationError, SandboxLost
 from asyncrlm.repl.resources import ResourceScope
@@ -254,6 +255,53 @@ async def test_homes_of_the_dead_are_swept(temporary: Path) -> None:
             assert making.exists()
     finally:
         os.close(lock)
+
+
+async def test_a_home_that_is_hard_to_remove_is_swept_and_stops_no_start(temporary: Path) -> None:
+    home = temporary / "asyncrlm-1"
+    home.mkdir()
+    (home / "lock").touch()
+    folder = os.open(home, os.O_RDONLY)
+    for _ in range(1200):
+        os.mkdir("d", dir_fd=folder)
+        below = os.open("d", os.O_RDONLY, dir_fd=folder)
+        os.close(folder)
+        folder = below
+    os.close(folder)
+    odd = temporary / "asyncrlm-2"
+    odd.mkdir()
+    (odd / "lock").mkdir()
+    async with PlainScope() as scope, client(scope) as c:
+        assert await c.value("print(1)") == 1
+        assert not home.exists()
+
+
+async def test_a_home_that_can_not_be_removed_is_tried_again(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = temporary / "asyncrlm-1"
+    (home / "busy").mkdir(parents=True)
+    (home / "lock").touch()
+    real = os.rmdir
+
+    def rmdir(path: Any, **options: Any) -> None:
+        if "busy" in str(path) or ".gone" in str(path):
+            raise OSError("it is in use")
+        real(path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", rmdir)
+        assert sweep_homes() == []
+    assert (home / "lock").exists()
+    assert sweep_homes() == [str(home)]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+async def test_homes_of_others_are_left_alone(temporary: Path) -> None:
+    home = temporary / "asyncrlm-1"
+    home.mkdir()
+    (home / "lock").touch()
+    os.chown(home, 12345, 12345)
+    assert sweep_homes() == []
+    assert home.exists()
 
 
 async def test_another_interpreter_brings_its_own_packages() -> None:

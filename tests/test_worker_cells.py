@@ -206,6 +206,27 @@ def test_errors_are_told(host: Host, code: str, has: list[str]) -> None:
     assert "interrupted" not in (host.run("1/0").error or {})
 
 
+@pytest.mark.parametrize(
+    "fails",
+    [
+        "f()",
+        "import asyncio\nawait asyncio.sleep(0)\nf()",
+        "import asyncio\nasync def g():\n    await asyncio.sleep(0)\n    f()\nawait g()",
+        "g = (f() for _ in [1])\nlist(g)",
+        "import sys\ndef f():\n    big = Big()\n    here.append(weakref.ref(big))\n    sys.exit(1)\nf()",
+        "from collections import UserDict\nclass M(UserDict):\n    def __iter__(self): f()\nanswer = M(a=1)",
+    ],
+)
+def test_what_a_failed_cell_held_is_freed_at_once(host: Host, fails: str) -> None:
+    host.run("import gc, weakref\nclass Big: pass\nhere = []\ngc.disable()")
+    host.run("def f():\n    big = Big()\n    here.append(weakref.ref(big))\n    raise ValueError")
+    error = host.run(fails).error
+    assert error is not None
+    assert error["type"] in ("ValueError", "SystemExit")
+    assert host.show("print([ref() for ref in here])") == "[None]\n"
+    host.run("gc.enable()")
+
+
 def test_an_exception_group_is_told_whole(host: Host) -> None:
     trace = host.run("raise ExceptionGroup('two', [ValueError('one'), KeyError('k')])").trace
     assert "ValueError: one" in trace

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 from typing import TYPE_CHECKING, ClassVar
@@ -105,6 +106,9 @@ class LocalMachine(Machine):
             near, self._socket = self._socket, None
             anyio.notify_closing(near)
             await anyio.lowlevel.checkpoint()
+            # A forked child of the host has a copy of this end.
+            with contextlib.suppress(OSError):
+                near.shutdown(socket.SHUT_RDWR)
             near.close()
         if self.process is not None:
             try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 import anyio
 import anyio.to_thread
 
+from ..repl.worker.removing import remove_tree
 from .local_machine import LocalMachine
 from .local_process import sweep_homes
 from .remote_boot import Options, command
@@ -60,7 +60,7 @@ class LocalPortable:
                 for sandbox in self._sandboxes:
                     group.start_soon(sandbox.aclose)
             await anyio.to_thread.run_sync(
-                shutil.rmtree, self._home, True, abandon_on_cancel=True, limiter=self._threads
+                remove_tree, self._home, "lock", abandon_on_cancel=True, limiter=self._threads
             )
         finally:
             os.close(self._lock)

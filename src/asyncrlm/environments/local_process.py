@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
-import shutil
 import socket
 import subprocess
 import tempfile
@@ -16,6 +16,7 @@ import anyio.to_thread
 import msgspec
 
 from ..errors import ConfigurationError, SandboxLost
+from ..repl.worker.removing import remove_tree
 from .local_order import Facts
 
 START_LIMIT = 60.0
@@ -84,7 +85,7 @@ class Process:
             self._pidfd = os.pidfd_open(self._popen.pid)
         except OSError as e:
             self.control.close()
-            shutil.rmtree(self.home, ignore_errors=True)
+            remove_tree(self.home, last="lock")
             if isinstance(e, (FileNotFoundError, PermissionError)) and e.filename == python:
                 raise ConfigurationError(f"python={python!r} can't be run: {e.strerror}") from e
             raise
@@ -123,6 +124,9 @@ class Process:
     async def stop(self) -> None:
         """Hang up and wait until the process, all workers and its folder are gone. Cancelled, it kills the process."""
         anyio.notify_closing(self.control)
+        # A forked child of the host has a copy of this end, so that closing ours alone would not hang up.
+        with contextlib.suppress(OSError):
+            self.control.shutdown(socket.SHUT_RDWR)
         self.control.close()
         try:
             with anyio.move_on_after(STOP_LIMIT):
@@ -155,7 +159,7 @@ class Process:
                 fcntl.flock(lock, fcntl.LOCK_EX)
             finally:
                 os.close(lock)
-        shutil.rmtree(self.home, ignore_errors=True)
+        remove_tree(self.home, last="lock")
 
 
 def sweep_homes() -> list[str]:
@@ -177,9 +181,9 @@ def sweep_homes() -> list[str]:
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(entry.path, ignore_errors=True)
-            removed.append(entry.path)
-        except BlockingIOError:
+            if remove_tree(entry.path, last="lock"):
+                removed.append(entry.path)
+        except OSError:  # somebody holds it, or this file system has no locks
             continue
         finally:
             os.close(lock)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import os
 import shutil
 import signal
@@ -334,6 +335,9 @@ class LocalSandbox(Sandbox):
     def release(self) -> None:
         """Close the descriptors. The worker, if it is still there, reads the end of its channel and ends."""
         self._closing = True
+        # A forked child of the host has a copy of this end, so that closing ours alone would not end the channel.
+        with contextlib.suppress(OSError):
+            self._channel.shutdown(socket.SHUT_RDWR)
         self._channel.close()
         for output in self._outputs:
             output.drain()  # so that what a killed cell had printed can still be taken

@@ -164,7 +164,11 @@ class Cells:
             self._end_child(error)
         if guard.stopped:
             self.wire.stop()
-        return self._finish(cell, error)
+        try:
+            return self._finish(cell, error)
+        finally:
+            # Its traceback holds this frame: as a circle all that the cell's functions held would stay.
+            del error
 
     def execute(self, source: str, name: str) -> None:
         """Run code that is no cell; what it raises is raised."""
@@ -198,6 +202,7 @@ class Cells:
         if error is not None:
             done["error"] = report.describe_error(error, interrupted=guard.stopped, confined=self.confined)
             self.stdio.flush()
+        del error  # whose traceback may hold this frame
         return done
 
     def _end_child(self, error: BaseException | None) -> NoReturn:

@@ -27,6 +27,7 @@ from . import confine, sandboxed, warden
 from . import main as worker_main
 from .inward import Inward
 from .kept import CHUNK, KeptPipe
+from .removing import remove_tree
 
 if TYPE_CHECKING:
     from typing import Any, NoReturn
@@ -374,7 +375,5 @@ def main(begun: bytes) -> NoReturn:
         farewell(out, bytearray(b"\n" + json.dumps(frame).encode("ascii") + b"\n" + b" " * 8 + b"\n"))
     finally:
         if folder:
-            import shutil  # noqa: PLC0415 - it comes up sooner without it
-
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_tree(folder)
         os._exit(0)

@@ -59,20 +59,35 @@ class Loops:
 
         loop = self.loop()
         asyncio.set_event_loop(loop)
-        task = loop.create_task(coroutine)
+        failure: list[BaseException] = []
         try:
-            return loop.run_until_complete(task)
+            value = loop.run_until_complete(loop.create_task(_catching(coroutine, failure)))
+            if failure:
+                raise failure[0]
+            return value
         except (KeyboardInterrupt, SystemExit) as error:
             where = _suspended_at(coroutine)
             _cancel(loop)
             if where is not None:  # it hit the loop while it waited: show what the cell was waiting for
                 raise error.with_traceback(where) from None
             raise
+        finally:
+            failure.clear()
 
     def cancel(self) -> None:
         """Cancel the tasks that the code of an interrupted cell left."""
         if self._loop is not None and not self._loop.is_closed():
             _cancel(self._loop)
+
+
+async def _catching(coroutine: Coroutine[Any, Any, Any], failure: list[BaseException]) -> Any:
+    """Await it. What it raises goes into `failure`: a task would keep it, with all that its traceback holds."""
+    try:
+        return await coroutine
+    except GeneratorExit:
+        raise
+    except BaseException as error:
+        failure.append(error)
 
 
 def _cancel(loop: asyncio.AbstractEventLoop) -> None:

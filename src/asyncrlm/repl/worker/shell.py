@@ -110,7 +110,10 @@ class Shell:
         shell.last_execution_result = result.error_in_exec = result.error_before_exec = None
         if error is not None:
             self._last = report.format_error(error)
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame
 
     # ---- in place of the shell's own ----
 

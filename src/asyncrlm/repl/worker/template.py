@@ -18,7 +18,6 @@ import json
 import os
 import resource
 import select
-import shutil
 import signal
 import site
 import socket
@@ -30,6 +29,7 @@ from typing import TYPE_CHECKING
 
 from . import confine, facts, namespaces, syscalls, warden
 from .birth import Birth, close_others
+from .removing import remove_tree
 
 if TYPE_CHECKING:
     from typing import NoReturn, TypedDict
@@ -284,7 +284,10 @@ class Template:
         status = job.status or 0
         if job.worker is None and os.WIFSIGNALED(status):
             self.end_strays()
-        self.remove(job.request)
+        try:
+            self.remove(job.request)
+        except Exception:  # whatever a cell left, its neighbours need this process; the host reads this log
+            traceback.print_exc()
         if job.worker is not None:
             warden.say_exited(job.channel, os.waitstatus_to_exitcode(status))
         elif os.WIFSIGNALED(status):
@@ -325,7 +328,7 @@ class Template:
             for pid in self.jobs:
                 warden.signal_quietly(pid, signal.SIGKILL)
         warden.sweep("walk" if mode == "pidns" else mode)
-        shutil.rmtree(self.home, ignore_errors=True)
+        remove_tree(self.home, last="lock")
 
 
 def _renew(folder: str) -> bool:
@@ -361,5 +364,5 @@ def main(options: str) -> None:
     except BaseException:
         # Of a host that is there it is the host that removes the folder, with the log in it.
         if os.getppid() != given["host"]:
-            shutil.rmtree(given["home"], ignore_errors=True)
+            remove_tree(given["home"], last="lock")
         raise

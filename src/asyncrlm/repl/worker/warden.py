@@ -15,6 +15,7 @@ import time
 from typing import TYPE_CHECKING
 
 from . import confine, namespaces
+from .removing import remove_tree
 
 if TYPE_CHECKING:
     from typing import NoReturn
@@ -115,9 +116,7 @@ def remove_folders(request: Request) -> None:
             os.rmdir(request["work"])
         os.rmdir(folder)
     except OSError:
-        import shutil  # noqa: PLC0415 - a keeper comes up sooner without it
-
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
 
 
 def guard(birth: Birth, parent: int, ids: tuple[int, int]) -> NoReturn:
