@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrlm.engine.parsing import looks_like_code, parse_reply
+from asyncrlm.observe.text import redact
 
 SUBMIT = 'answer["content"]'
 NESTED = 'p = """# G\n```python\nn = 1\n```\nend"""'
@@ -236,3 +238,32 @@ def test_what_is_fenced_comes_out(statements: list[str], fence: str, indent: str
 )
 def test_looks_like_code(text: str, code: bool) -> None:
     assert looks_like_code(text) is code
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```repl\n" + "`" * 300_000 + "x\n```",
+        "```repl " + "`" * 300_000 + "x",
+        "```repl " + " " * 300_000 + "x",
+        ")" * 300_000 + "-",
+        "for " + " in a" * 60_000,
+        "a " * 150_000 + "-",
+        "`" * 300_000 + "x",
+        "~" * 300_000 + "x",
+    ],
+    ids=lambda text: text[:12],
+)
+def test_no_reply_takes_more_than_its_length(text: str) -> None:
+    def late(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(10)  # squared, each of these takes minutes
+    try:
+        parse_reply(text)
+        looks_like_code(text)
+        redact(text + "sk-" * 100_000)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)

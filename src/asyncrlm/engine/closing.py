@@ -166,7 +166,7 @@ class Closing:
     async def _answer_in(self, session: Session, reply: LMReply) -> str:
         """The answer that a last reply gives; "" if none. Its code is run for its answer, never returned."""
         refused = ""
-        for code in parse_reply(reply.text, cut_off=reply.cut_off).cells:
+        for code in (await self._turns.parsed(reply)).cells:
             outcome = await self._turns.run_cell(session, code)
             answer = outcome.answer
             if answer is not None and not answer.empty:

@@ -26,13 +26,13 @@ _OPENER_HERE = re.compile(_OPENER_LINE)
 _THINKING_END = re.compile(r"</think(?:ing)?>", re.IGNORECASE)
 _BARE_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*$", re.MULTILINE)
 _LABEL = re.compile(r"\{?[ \t]*\.?([A-Za-z0-9_+#-]*)")
-_ONE_LINE_CELL = re.compile(r"[A-Za-z0-9]+[ \t]+(?P<code>\S.*?)[ \t]*(?P<fence>`{3,})[ \t]*")
+_ONE_LINE_LABEL = re.compile(r"[A-Za-z0-9]++[ \t]++")
 
 _LINE_IN_CODE = re.compile(
     r"[ \t]*(?:(?P<fence>`{3,}|~{3,})[ \t]*(?P<info>[^\n]*)|(?P<unthink></think(?:ing)?>)[ \t]*)(?=\n|\Z)",
     re.IGNORECASE,
 )
-_CODE_TOKEN = re.compile(r"#[^\n]*+|\"\"\"|'''|[\"']|[(\[{]|[)\]}]|\n|`{3,}(?=[ \t]*(?:\n|\Z))")
+_CODE_TOKEN = re.compile(r"#[^\n]*+|\"\"\"|'''|[\"']|[(\[{]|[)\]}]|\n|(?<!`)`{3,}+(?=[ \t]*(?:\n|\Z))")
 _STRING_REST = {
     '"""': re.compile(r'(?:[^\\"]++|\\.|"(?!""))*+"""', re.DOTALL),
     "'''": re.compile(r"(?:[^\\']++|\\.|'(?!''))*+'''", re.DOTALL),
@@ -49,13 +49,14 @@ _REPL_NAMES = re.compile(
     r"\banswer\s*\[|\ba?(?:ll|r)m?m_query(?:_batched)?\s*\(|\bSHOW_VARS\s*\(|\bFINAL(?:_VAR)?\s*\("
 )
 _STATEMENT_LINE = re.compile(
-    r"\s*(?:import \w|from [\w.]+ import |(?:async )?def \w+\(|class \w+.*:$|for .+ in .+:|while .+:|if .+:$|elif .+:$"
-    r"|else:$|try:$|except.*:$|with .+:$|return\b|print\(|[\w.\[\]\"', ]+[-+*/|&]?=(?!=)\s*\S"
+    r"\s*(?:import \w|from [\w.]+ import |(?:async )?def \w+\(|class \w+.*:$|for .{1,200}? in .+:|while .+:"
+    r"|if .+:$|elif .+:$|else:$|try:$|except.*:$|with .+:$|return\b|print\(|[\w.\[\]\"', ]++[-+*/|&]?=(?!=)\s*\S"
     r"|(?:await )?[\w.]+\(.*\)$|@\w)"
 )
-_CODE_LINE = re.compile(r"\s*(?:#.*|[)\]}]+[,)\]}.\w(]*|[\"'].*[\"'],?|[\w.]+,|pass|break|continue|\"\"\".*|'''.*)$")
+_CODE_LINE = re.compile(r"\s*(?:#.*|[)\]}]++[,)\]}.\w(]*+|[\"'].*[\"'],?|[\w.]+,|pass|break|continue|\"\"\".*|'''.*)$")
 _REPL_FENCE = re.compile(r"^[ \t]*[`~]{3,}[ \t]*repl\b", re.IGNORECASE | re.MULTILINE)
-_ONLY_A_FENCE = re.compile(r"[`~]{3,}.*[`~]{3,}", re.DOTALL)
+_FENCES = ("```", "~~~")
+_MOST_OF_A_LINE = 2_000
 _INSPECTION = re.compile(r"^print\s*\(|\bcontext\b", re.MULTILINE)
 
 SUBMIT_HINT = (
@@ -121,9 +122,8 @@ def parse_reply(text: str, *, cut_off: bool = False) -> ParsedReply:
         label = _label(found["info"])
         runnable = label in RUNNABLE_TAGS
         if "`" in found["info"] and found["fence"][0] == "`":
-            one_line = _ONE_LINE_CELL.fullmatch(found["info"]) if runnable else None
-            if one_line and len(one_line["fence"]) >= len(found["fence"]):
-                cells.append(one_line["code"])
+            if runnable and (code := _one_line_cell(found["info"], found["fence"])):
+                cells.append(code)
             pos = found.end()
             continue
         if not runnable:
@@ -148,6 +148,15 @@ def parse_reply(text: str, *, cut_off: bool = False) -> ParsedReply:
 def _label(info: str) -> str:
     found = _LABEL.match(info)
     return found[1].lower() if found else ""
+
+
+def _one_line_cell(info: str, fence: str) -> str:
+    """The code of a block that begins and ends in one line; "" if that is none."""
+    label, line = _ONE_LINE_LABEL.match(info), info.rstrip(" \t")
+    body = line.rstrip("`")
+    if label is None or len(line) - len(body) < len(fence):
+        return ""
+    return body[label.end() :].rstrip(" \t")
 
 
 class _BareFences:
@@ -290,12 +299,14 @@ def looks_like_code(text: str) -> bool:
     if any(_REPL_NAMES.search(cell) for cell in cells) or _REPL_FENCE.search(text):
         return True
     if cells:
-        return bool(_ONLY_A_FENCE.fullmatch(text.strip()) and any(_INSPECTION.search(cell) for cell in cells))
+        whole = text.strip()
+        only_a_block = len(whole) >= 6 and whole.startswith(_FENCES) and whole.endswith(_FENCES)
+        return only_a_block and any(_INSPECTION.search(cell) for cell in cells)
     return _is_bare_code(text)
 
 
 def _is_bare_code(text: str) -> bool:
-    lines = [line for line in text.split("\n") if line.strip()][:200]
+    lines = [line[:_MOST_OF_A_LINE] for line in text.split("\n") if line.strip()][:200]
     statements = sum(bool(_STATEMENT_LINE.match(line)) for line in lines)
     rest = sum(bool(_CODE_LINE.match(line)) for line in lines if not _STATEMENT_LINE.match(line))
     return (

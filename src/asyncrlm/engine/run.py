@@ -25,7 +25,6 @@ from . import prompts as words
 from .approval import Approval
 from .closing import Closing, RunResult
 from .conversation import Conversation
-from .parsing import parse_reply
 from .plain import plain_text, strip_thinking
 from .services import RunServices
 from .settings import MAX_EMPTY_REPLIES
@@ -340,7 +339,7 @@ class Run:
 
     async def _run_cells(self, session: Session, reply: LMReply) -> None:
         """Run the cells of one reply and tell the model what came of them, or keep its answer."""
-        parsed = parse_reply(reply.text, cut_off=reply.cut_off)
+        parsed = await self._turns.parsed(reply)
         problem = parsed.problem
         if reply.cut_off:
             cut_off = self._configuration.prompts.cut_off

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import time
 
+import anyio.to_thread
 import msgspec
 
 from ..clipping import clip
@@ -13,9 +15,13 @@ from ..repl.session import CellOutcome, Session
 from .approval import Approval
 from .compaction import Compaction
 from .history import History
+from .parsing import ParsedReply, parse_reply
 from .settings import CLOSING_TOKENS, MAX_REFUSAL
 from .telling import Telling
 from .tree import Tree
+
+_READ_HERE = 100_000
+"""Characters of a reply that are read at once."""
 
 
 class Turns:
@@ -121,6 +127,13 @@ class Turns:
         request = msgspec.structs.replace(request, sampling_args=self._tree.sampling_args)
         place = f"{self._path}{self.number}t{self._asides}"
         return await self._tree.ask(self.root, request, run_id=self._run_id, place=place)
+
+    async def parsed(self, reply: LMReply) -> ParsedReply:
+        """What a reply asks to run; a long one is not read on the event loop."""
+        if len(reply.text) <= _READ_HERE:
+            return parse_reply(reply.text, cut_off=reply.cut_off)
+        read = functools.partial(parse_reply, reply.text, cut_off=reply.cut_off)
+        return await anyio.to_thread.run_sync(read, abandon_on_cancel=True, limiter=self._tree.scope.threads)
 
     async def run_cell(self, session: Session, code: str) -> CellOutcome:
         """Run one cell of a reply, if it may be run."""

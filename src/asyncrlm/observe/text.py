@@ -25,9 +25,10 @@ _SECRET_NAME: Final = re.compile(
     r"|(^|[_-])(auth|token|bearer)$|(access|refresh|session|id|api|bearer|auth)[_-]?tokens?$",
     re.IGNORECASE,
 )
+# The looks ahead are bounded: a text of nothing but beginnings of keys must not take long.
 _SECRET_TEXT: Final = re.compile(
-    r"\b(Bearer|Basic)\s+(?=[A-Za-z._~+/=-]*[0-9])[A-Za-z0-9._~+/=-]{8,}"
-    r"|\b(?:(?:sk|rk|pk|xai|glpat|xox[abprs])-(?=[A-Za-z_-]*[0-9])[A-Za-z0-9_-]{16,}"
+    r"\b(Bearer|Basic)\s+(?=[A-Za-z._~+/=-]{0,400}[0-9])[A-Za-z0-9._~+/=-]{8,}"
+    r"|\b(?:(?:sk|rk|pk|xai|glpat|xox[abprs])-(?=[A-Za-z_-]{0,200}[0-9])[A-Za-z0-9_-]{16,}"
     r"|(?:gsk|hf|gh[opsur]|[srp]k_live|[srp]k_test)_[A-Za-z0-9]{20,}"
     r"|AKIA[A-Z0-9]{16}|AIza[A-Za-z0-9_-]{30,})"
 )
