@@ -1,6 +1,6 @@
 """CPU per call of each client beside its vendor's own SDK, a fan-out over each of the SDK's transports, a cache's hits.
 
-    python benchmarks/clients.py            # everything: about four minutes
+    python benchmarks/clients.py            # everything: about five minutes
     python benchmarks/clients.py --quick    # does it work at all?
 
 The replies come from one plain server in a process of its own; CPU is that of the calling process alone. Each figure is
