@@ -42,6 +42,8 @@ began = time.perf_counter()
 for _ in range({count}): llm_query("a")
 print((time.perf_counter() - began) / {count})
 """
+PAUSE = 0.5
+"""Seconds in which a sandbox is made ahead."""
 LINE = "Every line of the context has a letter that takes two bytes: é.\n"
 
 
@@ -130,11 +132,13 @@ async def runs(place: Place, size: Size) -> dict[str, float]:
     async with AsyncRLM(model, environment=place.environment, environment_kwargs=place.at_once(1)) as rlm:
         await complete(rlm, 0)
         for number in range(size.runs):
+            if place.pooled:
+                await asyncio.sleep(PAUSE)
             found.append(await complete(rlm, number))
     async with AsyncRLM(model, environment=place.environment, environment_kwargs=place.at_once(size.many)) as rlm:
         await complete(rlm, 0)
         for _ in range(size.rounds):
-            await asyncio.sleep(0.5)  # what is made ahead is made
+            await asyncio.sleep(PAUSE * (size.many if place.pooled else 1))
             began = time.perf_counter()
             group = await asyncio.gather(*(complete(rlm, number) for number in range(size.many)))
             many.append(max(run.asked[1] for run in group) - began)

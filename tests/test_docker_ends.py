@@ -171,11 +171,14 @@ async def test_strays_of_processes_that_are_gone_are_removed_and_no_others(docke
 # ---- kept ahead ----
 
 
-async def _first_frame(sandbox: RemoteSandbox) -> bytes:
+async def _first_frame(sandbox: RemoteSandbox, docker: httpx.AsyncClient | None = None) -> bytes:
+    """What it says first, once there are three containers if `docker` is to be asked."""
     async with anyio.create_task_group() as group:
         group.start_soon(sandbox.pump)
         with anyio.fail_after(CAP):
             data = await sandbox.receive()
+            while docker is not None and len(await ours(docker)) < 3:
+                await anyio.sleep(0.02)
         group.cancel_scope.cancel()
     return data
 
@@ -190,7 +193,7 @@ async def test_containers_are_kept_ahead_and_each_that_is_taken_is_replaced(dock
             assert len(running) == 2
             assert sandbox.machine._name in running
             names.add(sandbox.machine._name)
-            assert b"ready" in await _first_frame(sandbox)  # and its replacement was made beside
+            assert b"ready" in await _first_frame(sandbox, docker)  # and its replacement was made beside
             await sandbox.aclose()
             assert len(await ours(docker)) == 2
         assert len(names) == 3

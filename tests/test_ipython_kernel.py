@@ -21,7 +21,7 @@ from asyncrlm.testing import ScriptedLM
 from .cases.models import cell, submit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     Specs = Callable[..., dict[str, Any]]
 
@@ -172,17 +172,36 @@ async def test_interrupts_deaths_and_fresh_kernels(specs: Specs, no_leaks: None)
             assert (await repl.execute("print(context)")).stdout == "c\n"
 
 
-async def test_cancelled_at_any_stage_it_leaves_nothing(
-    specs: Specs, monkeypatch: pytest.MonkeyPatch, no_leaks: None
-) -> None:
-    with tempfile.TemporaryDirectory() as folder:  # with a path short enough for sockets
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where homes are made; its path is short enough for sockets."""
+    with tempfile.TemporaryDirectory() as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
-        for step in range(8):
-            with anyio.move_on_after(step * 0.15):
-                async with Repl("ipython", environment_kwargs=specs()) as repl:
-                    await repl.execute("import time; time.sleep(600)")
-        assert os.listdir(folder) == []
+        yield Path(folder)
         monkeypatch.undo()
+
+
+async def test_cancelled_at_any_stage_it_leaves_nothing(specs: Specs, no_leaks: None, temporary: Path) -> None:
+    for step in range(8):
+        with anyio.move_on_after(step * 0.15):
+            async with Repl("ipython", environment_kwargs=specs()) as repl:
+                await repl.execute("import time; time.sleep(600)")
+    assert list(temporary.iterdir()) == []
+
+
+async def test_a_folder_of_yours_stays_and_one_of_a_kernel_goes_with_it(
+    specs: Specs, temporary: Path, tmp_path: Path
+) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    kwargs = specs(env={"PATH": "/more:${PATH}"}) | {"workdir": work}
+    turns = [cell("!echo $PATH > made"), submit("open('made').read()")]
+    async with AsyncRLM(ScriptedLM(turns), environment="ipython", environment_kwargs=kwargs) as rlm:
+        completion = await rlm.acompletion("context")
+        assert completion.response.startswith("/more:/usr/local/bin:")
+        (home,) = temporary.iterdir()
+        assert [path.name for path in home.iterdir()] == ["lock"]
+    assert os.listdir(work) == ["made"]
 
 
 # ---- what can not be ----

@@ -94,6 +94,7 @@ async def used(repl: Repl) -> None:
     assert await printed(repl, "print(t_move({'x': 1}, by={'y': 2}))") == "{'x': 1, 'y': 2}\n"
     assert await printed(repl, "print(t_words('a b').split())") == "['a', 'b']\n"
     assert await printed(repl, "[p] = t_picture()\nprint(p['mime_type'], p['data'])") == "image/png b'\\x89PNG\\x00'\n"
+    assert "Described by its server as" in await printed(repl, "print(t_add.__doc__)")
     assert "because I say so" in await printed(repl, tried("t_fail('I say so')"))
     assert (await printed(repl, tried("t_fail()"))).startswith("TypeError missing a required argument: 'reason'")
     assert (await printed(repl, tried("t_add(1, 2, 3)"))).startswith("TypeError too many positional arguments")

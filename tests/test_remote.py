@@ -295,6 +295,13 @@ def test_a_missing_sdk_says_how_to_install_it() -> None:
         imported("no_such_sdk", "nowhere")
 
 
+def test_an_sdk_beside_one_that_it_can_not_share_a_place_with_is_told(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "clashing_sdk.py").write_text("from json import no_such_name")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"can't share a Python environment.*no_such_name"):
+        imported("clashing_sdk", "prime")
+
+
 async def test_sdks_of_asyncio_only(anyio_backend: Any) -> None:
     if anyio_backend == "asyncio":
         asyncio_only("x")

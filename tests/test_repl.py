@@ -195,8 +195,8 @@ async def test_a_call_longer_than_the_window_is_caught_before_it_is_sent() -> No
 
 
 async def test_a_schema_is_refused_as_in_runs() -> None:
-    result = await one("print(llm_query('x', schema={'type': 'object'}))", lm=echo)
-    assert result.stdout.startswith("Error: schema= is not supported yet")
+    result = await one("print(llm_query('x', schema={'type': 'obj'}))", lm=echo)
+    assert result.stdout.startswith("Error: schema= is not a JSON schema")
 
 
 async def test_thoughts_are_no_part_of_a_reply() -> None:

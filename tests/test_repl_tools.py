@@ -189,6 +189,8 @@ async def test_cells_call_tools() -> None:
         "try: fail()\nexcept Exception as e: print(type(e).__name__, e)": "no such thing",
         "try: bad()\nexcept TypeError as e: print(e)": "the tool bad returned a builtin_function_or_method",
         "import sys\ntry: add(1, b=sys)\nexcept TypeError as e: print(e)": "module",
+        "help(later)": "later(a: int, b: int = 1) -> int",
+        "print(later.__doc__)": "Adds, later.",
         "add = 5\nprint(add)": "5\n",
         "print(add(1, b=1))": "2\n",
         "import datetime as d\nsee({'d': d.date(2026, 1, 2), 'b': b'x', 's': {1}, 'n': 10**30, 't': (1e999,)})": "",

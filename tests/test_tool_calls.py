@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.from_thread
 import anyio.lowlevel
 import pytest
 from repl_fakes import Worker, fake_session
@@ -300,6 +301,40 @@ print(RLM(ScriptedLM([code]), custom_tools={"hang": hang}, tool_timeout=0.1).com
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=False)
     assert (ran.returncode, ran.stdout) == (0, "over\n"), ran.stderr
     assert "tool='hang'" in ran.stderr
+
+
+async def test_a_plain_function_may_run_an_event_loop_or_ask_the_one_that_waits() -> None:
+    async def five() -> int:
+        await anyio.lowlevel.checkpoint()
+        return 5
+
+    here = threading.get_ident()
+
+    def until_cancelled() -> None:
+        stopped = False
+        while not stopped:
+            try:
+                anyio.from_thread.check_cancelled()
+            except BaseException:
+                stopped = True
+                raise
+
+    threads = ToolThreads()
+    tools = {
+        "own": lambda: anyio.run(five),
+        "ours": lambda: anyio.from_thread.run(five),
+        "where": lambda: anyio.from_thread.run_sync(threading.get_ident),
+        "until_cancelled": until_cancelled,
+    }
+    with anyio.fail_after(10):
+        desk, host = ToolDesk(threads, timeout=5), HostTools(tools)
+        assert await desk.call(host, "own", [], {}) == 5
+        assert await desk.call(host, "ours", [], {}) == 5
+        assert await desk.call(host, "where", [], {}) == here
+        with pytest.raises(ToolFailure, match="took longer"):
+            await ToolDesk(threads, timeout=0.05).call(host, "until_cancelled", [], {})
+        while threads.left:
+            await anyio.sleep(0.005)
 
 
 async def test_what_a_tool_may_raise_is_one_error_in_the_cell() -> None:

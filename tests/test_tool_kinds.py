@@ -82,6 +82,9 @@ async def test_an_object_that_cant_be_sent_stays_on_the_host_behind_its_function
             text = await printed(repl, tried("db.secret"))
             assert text.startswith("AttributeError <db is an object of the host; functions: ")
             assert "no function 'secret'" in text
+            assert await printed(repl, "print(db.get.__doc__.partition(chr(10))[0])") == (
+                "db.get(name: str, default: int = 0) -> int\n"
+            )
             assert (await printed(repl, tried("db._private()"))).startswith("AttributeError")
             assert (await printed(repl, tried("db.get = 5"))).startswith("AttributeError")
             assert (await printed(repl, tried("db.get({}, 1, 2)"))).startswith("TypeError")
@@ -106,7 +109,7 @@ async def test_a_worker_that_calls_what_it_was_not_offered_is_ended() -> None:
     async def script(worker: Worker) -> None:
         await worker.hello()
         await worker.cell()
-        assert worker.init.get("tools", []) == []
+        assert worker.init.get("tools", {}) == {}
         assert [frame["form"] for frame in worker.loads] == ["pickle"]
         await worker.send(t="call", id=1, kind="tool", name="zone.utcoffset", args=[None])
         await anyio.sleep_forever()

@@ -147,6 +147,21 @@ async def test_a_stream_that_would_go_on_with_a_gap_ends_its_sandbox(vendor: Ven
     assert (vendor.server.requests["attach"], len(vendor.server.made)) == (0, 2)
 
 
+@asyncio_only
+async def test_a_token_that_expired_and_a_refusal_in_passing_are_outlived(vendor: Vendor) -> None:
+    server: Any = vendor.server
+    if vendor.name not in ("modal", "prime"):
+        pytest.skip("it has neither")
+    with anyio.fail_after(30):
+        async with Repl(environment=vendor.name, lm=echo) as r:
+            await r.execute("x = 5")
+            server.expire()
+            server.failing[vendor.send] = [vendor.refusals["passing"]]
+            assert (await r.execute("print(llm_query('a'), x)")).stdout == "re: a 5\n"
+            assert server.failing[vendor.send] == []
+    assert len(server.made) == 1
+
+
 RENEWED = {
     "daytona": ("touch", {"auto_stop_interval": 1}, "stopped: no activity"),
     "e2b": ("timeout", {"timeout": 1}, "was killed or reached its end of life while the request was in flight."),
@@ -179,6 +194,25 @@ async def test_it_is_renewed_while_a_run_waits(vendor: Vendor, renewed: bool, mo
     else:
         assert f"{ends}; its lease could not be renewed" in said(result)
         assert "no lease for you" in said(result)
+
+
+@asyncio_only
+async def test_one_that_ends_while_it_is_renewed_is_lost_at_once(vendor: Vendor, monkeypatch: Any) -> None:
+    if vendor.name not in RENEWED:
+        pytest.skip("Modal's sandboxes can't be renewed")
+    request, settings, _ = RENEWED[vendor.name]
+    monkeypatch.setattr(f"asyncrlm.environments.{vendor.name}.MINUTE", 0.6, raising=False)
+
+    async def end(messages: list[dict[str, str]]) -> str:
+        vendor.server.held.add(request)
+        await fact(lambda: vendor.server.waiting[request])
+        await anyio.to_thread.run_sync(vendor.server.end, 0, next(iter(ENDS[vendor.name])))  # type: ignore[attr-defined]
+        return await anyio.sleep_forever()
+
+    with anyio.fail_after(20):
+        async with Repl(environment=vendor.environment(**settings), lm=end) as r:
+            assert said(await r.execute("llm_query('x')"))
+            vendor.server.release(request)
 
 
 @asyncio_only

@@ -246,7 +246,7 @@ def test_a_reply_may_raise_whatever_was_asked(host: Host) -> None:
 
 @pytest.fixture(scope="module")
 def tooled() -> Iterator[Host]:
-    with Host(tools=["fetch"]) as host:
+    with Host(tools={"fetch": "fetch(url)"}) as host:
         yield host
 
 

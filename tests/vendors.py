@@ -79,6 +79,7 @@ def modal_vendor(patch: pytest.MonkeyPatch, folder: str, version: str = "1") -> 
                 "quota": (Status.RESOURCE_EXHAUSTED, "the workspace is over its limit"),
                 "broken": (Status.FAILED_PRECONDITION, "no worker took it"),
                 "token": (Status.UNAUTHENTICATED, "the token was revoked"),
+                "passing": (Status.UNAVAILABLE, "not now"),
             },
         )
 
@@ -159,6 +160,7 @@ def prime_vendor(patch: pytest.MonkeyPatch, folder: str) -> Iterator[Vendor]:
                 "quota": (403, "the team may have no more sandboxes"),
                 "broken": (500, "no node took it"),
                 "token": (401, "Invalid API key"),
+                "passing": (503, "not now"),
             },
         )
 

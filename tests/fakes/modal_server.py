@@ -35,11 +35,11 @@ _STATUS = {
 }
 
 
-def _token() -> str:
+def _token(seconds: float = 3600) -> str:
     def part(value: dict[str, Any]) -> str:
         return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=").decode()
 
-    return f"{part({'alg': 'none'})}.{part({'exp': time.time() + 3600, 'jti': secrets.token_hex(4)})}.x"
+    return f"{part({'alg': 'none'})}.{part({'exp': time.time() + seconds, 'jti': secrets.token_hex(4)})}.x"
 
 
 class Box:
@@ -70,7 +70,7 @@ class ModalServer(FakeVendor):
     def __init__(self) -> None:
         super().__init__()
         self.boxes: dict[str, Box] = {}
-        self.router_token = _token()
+        self.router_token = _token(20)  # which the SDK takes for one that may have expired, if it is refused
         self.lifetime_of_a_second = 1.0
         self.cut = 0
         """Streams of output that are cut off before their next chunk."""
@@ -90,6 +90,10 @@ class ModalServer(FakeVendor):
     def end(self, number: int, how: str) -> None:
         """End a sandbox from outside."""
         self.call(self.boxes[self.made[number]].end(how))
+
+    def expire(self) -> None:
+        """Take only new tokens from now on."""
+        self.router_token = _token()
 
     def box(self, request: Any) -> Box:
         box = self.boxes.get(request.sandbox_id)

@@ -182,6 +182,11 @@ class PrimeServer(FakeVendor):
             del self.boxes[box.id]
         self.call(box.end("TERMINATED" if status == "gone" else status, reason))
 
+    def expire(self) -> None:
+        """Take only new tokens from now on."""
+        for box in self.boxes.values():
+            box.token = secrets.token_hex(8)
+
     @web.middleware
     async def _each(self, request: web.Request, handler: Callable[[web.Request], Awaitable[Any]]) -> Any:
         name = request.match_info.route.name or ""
@@ -202,7 +207,8 @@ class PrimeServer(FakeVendor):
     async def _pass(self, name: str) -> None:
         await self.gate(name, self.held)
         if fault := self.fault(name):
-            raise Refusal(fault[0], {"detail": fault[1], "message": fault[1], "code": "internal"})
+            code = "unavailable" if fault[0] == 503 else "internal"
+            raise Refusal(fault[0], {"detail": fault[1], "message": fault[1], "code": code})
 
     def _admit(self, request: web.Request) -> None:
         box = self.boxes.get(request.match_info["box"])

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeAlias, cast
 
-from ..errors import LMError
+import anyio
+import anyio.to_thread
+
+from ..errors import ConfigurationError, LMError
 from ..lm.base import LMReply, LMRequest, Message
 from ..lm.clients import ClientSpec
 from ..lm.pacing import reply_text
 from ..repl.broker import SubCall
+from . import prompts as words
 from .plain import strip_thinking
+from .prompts import Prompts
+from .shapes import Misfit, Shape, shape_of
+
+_STRUCTURED = frozenset({"openai", "azure_openai", "anthropic", "gemini", "openrouter", "vllm"})
+"""Backends whose servers take a JSON schema as the form of a reply, most of their models at least."""
 
 BYTES_PER_TOKEN = 4
 """English text in today's tokenisers: what a prompt's size is estimated with when it is held against a window. Low on
@@ -33,31 +43,124 @@ def fitting_bytes(spec: ClientSpec, request: LMRequest) -> int:
     return size
 
 
-def refuse_schema(call: SubCall) -> None:
-    """Sub-calls with `schema=` come with a later release.
+def prompt_messages(prompt: str | list[dict[str, Any]]) -> tuple[Message, ...]:
+    """The messages that a sub-call's prompt stands for: a text is one message of the user.
 
     Raises:
-        LMError: if it has one.
+        LMError: of kind "bad_request", if a message has content that is no text.
     """
-    if call.schema is not None:
-        raise LMError("schema= is not supported yet; ask for JSON in the prompt and parse it", kind="bad_request")
-
-
-def prompt_messages(prompt: str | list[dict[str, Any]]) -> tuple[Message, ...]:
-    """The messages that a sub-call's prompt stands for: a text is one message of the user."""
     if isinstance(prompt, str):
         return (Message("user", prompt),)
-    return tuple(Message(str(m.get("role", "user")), str(m.get("content", ""))) for m in prompt)
+    return tuple(Message(str(m.get("role", "user")), _content(m.get("content", ""))) for m in prompt)
 
 
-async def subcall_reply(spec: ClientSpec, call: SubCall, send: Callable[[LMRequest], Awaitable[LMReply]]) -> str:
-    """What a sub-model says to a call, without its thoughts; `send` sends the request.
+def _content(content: Any) -> str:
+    if isinstance(content, list):  # the parts of the vendors' own form
+        return "".join(map(_part, cast("list[Any]", content)))
+    if not isinstance(content, str):
+        raise LMError(f"a message's content must be text, not {type(content).__name__}", kind="bad_request")
+    return content
 
-    Raises:
-        LMError: if there is no such text in time.
-    """
-    reply = await send(LMRequest(messages=prompt_messages(call.prompt)))
+
+def _part(part: Any) -> str:
+    return _content(cast("dict[str, Any]", part).get("text") if isinstance(part, dict) else part)
+
+
+Send: TypeAlias = Callable[[LMRequest, str], Awaitable[LMReply]]
+"""Sends a request of a sub-call; the text tells the requests of one call apart."""
+
+
+class Asking:
+    """What the sub-calls of one run's cells ask, and what they take for an answer."""
+
+    def __init__(self, prompts: Prompts, threads: anyio.CapacityLimiter) -> None:
+        self._prompts = prompts
+        self._threads = threads
+        self._shapes: dict[str, Shape] = {}  # of the newest schema
+        self._unstructured: set[ClientSpec] = set()  # whose server has refused structured output
+
+    async def reply(self, spec: ClientSpec, call: SubCall, send: Send) -> str:
+        """What a sub-model says to a call, without its thoughts; with a schema, JSON that fits it.
+
+        Raises:
+            LMError: if there is no such text in time; of kind "schema", if the model does not keep to it when told.
+        """
+        messages = prompt_messages(call.prompt)
+        if call.schema is None:
+            return _text(spec, await send(LMRequest(messages=messages), ""))
+        shape = self.shape(call.schema)
+        stated = words.shape_message(self._prompts, shape.stated, in_cell=False)
+        messages = (*messages, Message("user", stated))
+        if messages[-2].role == "user":
+            messages = (*messages[:-2], Message("user", f"{messages[-2].content}\n\n{stated}"))
+        text = _text(spec, await self._structured(spec, messages, shape, send, ""))
+        try:
+            return await self._read(shape, text)
+        except Misfit as misfit:
+            told = words.misfit_message(self._prompts, str(misfit), in_cell=False)
+        messages = (*messages, Message("assistant", text), Message("user", told))
+        text = _text(spec, await self._structured(spec, messages, shape, send, "again"))
+        try:
+            return await self._read(shape, text)
+        except Misfit as misfit:
+            told = f"model {spec.model!r} was asked twice, and no reply fits schema=: {misfit}"
+            raise LMError(told, kind="schema", retryable=True) from misfit
+
+    def shape(self, schema: Any) -> Shape:
+        """What `schema=` in a cell asks for.
+
+        Raises:
+            LMError: of kind "bad_request", if it is no schema, or one that a cell may not give.
+        """
+        if not isinstance(schema, dict):
+            raise LMError("schema= must be a JSON schema, a dict", kind="bad_request")
+        schema = cast("dict[str, Any]", schema)
+        key = json.dumps(schema)
+        if key not in self._shapes:
+            if _has_pattern(schema):
+                # A pattern is matched on the host, whose event loop a hostile one would hold up for ever.
+                raise LMError("schema= can't have a pattern here: check the reply in the cell", kind="bad_request")
+            try:
+                shape = shape_of(schema, "schema=")
+            except ConfigurationError as error:
+                raise LMError(str(error), kind="bad_request") from error
+            if shape is None:
+                raise LMError("schema= must say what the reply must be", kind="bad_request")
+            self._shapes = {key: shape}
+        return self._shapes[key]
+
+    async def _read(self, shape: Shape, text: str) -> str:
+        text = words.clean(text)
+        fit = await anyio.to_thread.run_sync(shape.read, text, abandon_on_cancel=True, limiter=self._threads)
+        return fit.text
+
+    async def _structured(
+        self, spec: ClientSpec, messages: tuple[Message, ...], shape: Shape, send: Send, which: str
+    ) -> LMReply:
+        """Ask through the provider's structured output, where it has one and takes this schema."""
+        can = spec.backend in _STRUCTURED and shape.schema.get("type") == "object" and spec not in self._unstructured
+        if can:
+            form = {"type": "json_schema", "json_schema": {"name": "reply", "schema": shape.schema}}
+            try:
+                return await send(LMRequest(messages=messages, sampling_args={"response_format": form}), which)
+            except LMError as error:
+                if error.kind != "bad_request":
+                    raise
+            self._unstructured.add(spec)
+        return await send(LMRequest(messages=messages), f"{which}plain" if can else which)
+
+
+def _text(spec: ClientSpec, reply: LMReply) -> str:
     text = strip_thinking(reply_text(reply))
     if not text.strip():
         raise LMError(f"model {spec.model!r} gave thoughts and no text", kind="empty", retryable=True)
     return text
+
+
+def _has_pattern(part: Any) -> bool:
+    if isinstance(part, dict):
+        items = cast("dict[str, Any]", part)
+        if isinstance(items.get("pattern"), str) or "patternProperties" in items:
+            return True
+        part = list(items.values())
+    return isinstance(part, list) and any(_has_pattern(each) for each in cast("list[Any]", part))

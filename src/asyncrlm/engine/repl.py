@@ -33,9 +33,10 @@ from ..repl.tool_desk import ToolDesk
 from ..repl.tools import HostTools, check_context_name
 from ..types import ModelUsageSummary, REPLResult, RLMChatCompletion, UsageSummary
 from .approval import Approval
-from .asking import refuse_schema, subcall_reply
+from .asking import Asking
 from .configure import checked_environment, checked_function, checked_pacer, checked_replies, checked_tenant
 from .door import ModelDoor
+from .prompts import DEFAULT_PROMPTS
 from .settings import (
     DEFAULT_CACHE_SIZE,
     DEFAULT_MAX_CONCURRENT_REQUESTS,
@@ -133,7 +134,7 @@ class Repl:
             raise RuntimeError("a Repl can be entered once")
         async with AsyncExitStack() as stack:
             scope = await stack.enter_async_context(ResourceScope())
-            self._services = _Asking(self._model, self._door(scope), self._timeout)
+            self._services = _Asking(self._model, self._door(scope), self._timeout, scope.threads)
             self._tools = await with_servers(self._tools, self._servers, scope)
             session = Session(
                 self._environment,
@@ -241,12 +242,15 @@ def _log_failure(hook: Any, error: Exception) -> None:
 class _Asking:
     """Services that ask one model, and keep a record of each call."""
 
-    def __init__(self, model: Router | None, door: ModelDoor, timeout: float | None) -> None:
+    def __init__(
+        self, model: Router | None, door: ModelDoor, timeout: float | None, threads: anyio.CapacityLimiter
+    ) -> None:
         self.calls: list[RLMChatCompletion] = []
         """Where records go; another list for each cell."""
         self.door = door
         self._model = model
         self._timeout = timeout
+        self._asking = Asking(DEFAULT_PROMPTS, threads)
 
     async def llm(self, call: SubCall) -> str:
         record = RLMChatCompletion(root_model=call.model or "", prompt=call.prompt, response="")
@@ -271,18 +275,17 @@ class _Asking:
         return self.door.ledger.left()
 
     async def _ask(self, call: SubCall, record: RLMChatCompletion) -> str:
-        refuse_schema(call)
         if self._model is None:
             raise LMError("this Repl has no model to ask: give it one as `lm=`", kind="not_found")
         spec: ClientSpec = self._model.sub(1, call.model)
         record.root_model = spec.model
 
-        async def send(request: LMRequest) -> LMReply:
-            reply = await self.door.ask(spec, request, place=str(call.id), seconds=self._timeout)
+        async def send(request: LMRequest, which: str) -> LMReply:
+            reply = await self.door.ask(spec, request, place=f"{call.id}{which}", seconds=self._timeout)
             record.usage_summary = _usage(spec.model, reply)
             return reply
 
-        return await subcall_reply(spec, call, send)
+        return await self._asking.reply(spec, call, send)
 
 
 def _usage(model: str, reply: LMReply) -> UsageSummary:

@@ -104,7 +104,9 @@ class Run:
         """The fields that every event of this run has."""
         return {"run_id": self.run_id, "parent_id": self.parent_id, "depth": self.depth, "time": time.time()}
 
-    async def run_child(self, prompt: str | list[dict[str, Any]], root: ClientSpec, path: str, run_id: str) -> str:
+    async def run_child(
+        self, prompt: str | list[dict[str, Any]], root: ClientSpec, path: str, run_id: str, shape: Shape | None = None
+    ) -> str:
         """Run the child of one `rlm_query`. Returns its response."""
         child = Run(
             self.tree,
@@ -115,6 +117,7 @@ class Run:
             run_id=run_id,
             parent_id=self.run_id,
             path=path,
+            shape=shape,
         )
         return (await child.execute()).response
 

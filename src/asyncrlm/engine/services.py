@@ -16,7 +16,8 @@ from ..lm.clients import ClientSpec
 from ..repl.broker import describe_error
 from ..repl.raised import innermost
 from ..repl.session import SubCall
-from .asking import refuse_schema, subcall_reply
+from .asking import Asking
+from .shapes import Shape
 from .tree import Tree
 
 PREVIEW = 80
@@ -34,7 +35,7 @@ class RunServices:
         path: str,
         *,
         stamp: Callable[[], dict[str, Any]],
-        start_child: Callable[[str | list[dict[str, Any]], ClientSpec, str, str], Awaitable[str]],
+        start_child: Callable[[str | list[dict[str, Any]], ClientSpec, str, str, Shape | None], Awaitable[str]],
     ) -> None:
         self._tree = tree
         self._depth = depth
@@ -43,6 +44,7 @@ class RunServices:
         self._stamp = stamp
         self._start_child = start_child
         self._started = 0
+        self._asking = Asking(tree.configuration.prompts, tree.scope.threads)
 
     def limits(self) -> dict[str, Any]:
         """What is left: money in USD, tokens, sub-calls, seconds; None where there is no limit."""
@@ -59,29 +61,28 @@ class RunServices:
         return await self._observed(call, lambda: self._tree.router.root(call.model), self._child)
 
     async def _ask(self, call: SubCall, spec: ClientSpec, record: _Record) -> str:
-        refuse_schema(call)
         self._count()
 
-        async def send(request: LMRequest) -> LMReply:
+        async def send(request: LMRequest, which: str) -> LMReply:
             record.reply = await self._tree.ask(
                 spec,
                 request,
                 run_id=self._run_id,
-                place=f"{self._path}{call.id}",
+                place=f"{self._path}{call.id}{which}",
                 seconds=self._tree.limits.subcall_timeout,
             )
             return record.reply
 
-        return await subcall_reply(spec, call, send)
+        return await self._asking.reply(spec, call, send)
 
     async def _child(self, call: SubCall, spec: ClientSpec, record: _Record) -> str:
-        refuse_schema(call)
+        shape = None if call.schema is None else self._asking.shape(call.schema)
         self._count()
         gate = self._tree.child_gate(self._depth + 1)
         await gate.acquire()
         try:
             record.child_run_id = uuid.uuid4().hex
-            return await self._start_child(call.prompt, spec, f"{self._path}{call.id}/", record.child_run_id)
+            return await self._start_child(call.prompt, spec, f"{self._path}{call.id}/", record.child_run_id, shape)
         finally:
             gate.release()
 

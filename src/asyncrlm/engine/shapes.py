@@ -114,10 +114,11 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"JSON has no {name}")
 
 
-def shape_of(given: Any) -> Shape | None:
+def shape_of(given: Any, argument: str = "response_format") -> Shape | None:
     """The shape that `response_format=` asks for; None for any text.
 
     Args:
+        argument: What the caller knows it by, for messages.
         given: OpenAI's own dict form, a JSON schema, or a type that msgspec or pydantic can handle.
 
     Raises:
@@ -127,18 +128,18 @@ def shape_of(given: Any) -> Shape | None:
         case None | {"type": "text"}:
             return None
         case {"type": "json_object"}:
-            return _of_schema({"type": "object"})
+            return _of_schema({"type": "object"}, argument)
         case {"type": "json_schema"}:
             held = cast("dict[str, Any]", given).get("json_schema")
             schema: Any = cast("dict[str, Any]", held).get("schema") if isinstance(held, dict) else None
             if not isinstance(schema, dict):
                 raise ConfigurationError(
-                    'response_format of type "json_schema" must hold its schema: '
+                    f'{argument} of type "json_schema" must hold its schema: '
                     '{"type": "json_schema", "json_schema": {"name": …, "schema": {…}}}'
                 )
-            return _of_schema(cast("dict[str, Any]", schema))
+            return _of_schema(cast("dict[str, Any]", schema), argument)
         case Mapping():
-            return _of_schema(dict(cast("Mapping[str, Any]", given)))
+            return _of_schema(dict(cast("Mapping[str, Any]", given)), argument)
         case _:
             return _of_type(given)
 
@@ -225,12 +226,12 @@ def _opened(schema: dict[str, Any]) -> dict[str, Any]:
 # ---- schemas ---------------------------------------------------------------------------------------------------------
 
 
-def _of_schema(schema: dict[str, Any]) -> Shape:
+def _of_schema(schema: dict[str, Any], argument: str) -> Shape:
     jsonschema: Any = importlib.import_module("jsonschema")
     registry: Any = importlib.import_module("referencing").Registry()
     if schema and not _KEYWORDS & schema.keys():
         raise ConfigurationError(
-            f"response_format has none of JSON schema's keywords, its keys are {clip(str(list(schema)), 120)}: "
+            f"{argument} has none of JSON schema's keywords, its keys are {clip(str(list(schema)), 120)}: "
             'write such as {"type": "object", "properties": {…}}'
         )
     try:
@@ -238,12 +239,12 @@ def _of_schema(schema: dict[str, Any]) -> Shape:
         kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
         kind.check_schema(schema)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"response_format is not a JSON schema: {error}") from error
+        raise ConfigurationError(f"{argument} is not a JSON schema: {error}") from error
     except jsonschema.SchemaError as error:
         raise ConfigurationError(
-            f"response_format is not a JSON schema: {clip(error.message, PROBLEM_LENGTH)} - at `{error.json_path}`"
+            f"{argument} is not a JSON schema: {clip(error.message, PROBLEM_LENGTH)} - at `{error.json_path}`"
         ) from error
-    _check_references(schema, schema)
+    _check_references(schema, schema, argument)
     # An empty registry: what a reference names is in the schema, nothing is fetched.
     validator = kind(schema, registry=registry)
 
@@ -263,16 +264,16 @@ def _of_schema(schema: dict[str, Any]) -> Shape:
     return Shape(schema, check)
 
 
-def _check_references(part: Any, schema: dict[str, Any]) -> None:
+def _check_references(part: Any, schema: dict[str, Any], argument: str) -> None:
     if isinstance(part, dict):
         items = cast("dict[str, Any]", part)
         reference = items.get("$ref")
         if isinstance(reference, str) and not _leads_somewhere(reference, schema):
-            raise ConfigurationError(f"response_format refers to {reference[:80]!r}, which its schema does not hold")
+            raise ConfigurationError(f"{argument} refers to {reference[:80]!r}, which its schema does not hold")
         part = list(items.values())
     if isinstance(part, list):
         for each in cast("list[Any]", part):
-            _check_references(each, schema)
+            _check_references(each, schema, argument)
 
 
 def _leads_somewhere(reference: str, schema: dict[str, Any]) -> bool:

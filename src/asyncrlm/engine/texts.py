@@ -41,7 +41,7 @@ retrying and rate limits are too. A loop of single calls is as slow as the sum o
 {children}
 - All four can be called plainly, with `await`, in `asyncio.gather` and from threads. `allm_query`, \
 `allm_query_batched`, `arlm_query` and `arlm_query_batched` are coroutine functions that do the same.
-- With `schema=` (a JSON schema) `llm_query` is asked for a JSON reply.
+- With `schema=` (a JSON schema as a dict) each of the four replies with JSON text that fits it: `json.loads(reply)`.
 - A call that fails returns a text that starts with `Error:` and is an instance of `FailedReply` (`.error`, `.kind`, \
 `.retryable`); the others of a batch are not affected. Check with `isinstance(r, FailedReply)` before you use replies.
 - `SHOW_VARS()` lists your variables. `SHOW_LIMITS()` tells what is left of money, tokens, calls and time.

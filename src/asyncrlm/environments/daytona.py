@@ -46,7 +46,6 @@ class DaytonaMachine(PumpedMachine):
         self._command = ""
         self._unsent = bytearray()  # of a line that is not complete
         self._seen = self._skip = 0  # bytes of the log that were passed on, and how many of those come again
-        self._refused = ""  # why the lease was not renewed, if it was not
 
     async def create(self) -> None:
         settings: DaytonaEnvironment = self.settings
@@ -84,15 +83,9 @@ class DaytonaMachine(PumpedMachine):
         await first_of(self._follow(), self._renew())
 
     async def _renew(self) -> None:
-        if self.settings.auto_stop_interval <= 0:
-            await anyio.sleep_forever()
-        while True:
-            await anyio.sleep(self.settings.auto_stop_interval * MINUTE / 3)
-            try:
-                await self.vendors.refresh_activity()
-                self._refused = ""
-            except self._sdk.DaytonaError as error:
-                self._refused = f"; its lease could not be renewed: {describe(error)}"
+        minutes = self.settings.auto_stop_interval
+        pause = minutes * MINUTE / 3 if minutes > 0 else math.inf
+        await self.renew_each(pause, self.vendors.refresh_activity)
 
     async def _follow(self) -> None:
         process, tries = self.vendors.process, 0
@@ -139,7 +132,7 @@ class DaytonaMachine(PumpedMachine):
             state = getattr(self.vendors.state, "value", self.vendors.state)
         if state != "started":
             reason = f": {self.vendors.error_reason}" if self.vendors.error_reason else ""
-            self.end(f"Daytona says that it is {state}{reason}{self._refused}")
+            self.end(f"Daytona says that it is {state}{reason}{self.refused}")
         return state != "started"
 
     async def put_file(self, path: str, chunks: Iterable[bytes]) -> bool:

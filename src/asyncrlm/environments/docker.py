@@ -195,7 +195,7 @@ class DockerEnvironment(RemoteEnvironment, frozen=True, kw_only=True):
             ("docker pool", id(self)), lambda: Pool(self.pool_size, lambda: self._open_booted(scope), _is_running)
         )
         sandbox = await pool.take()
-        _container(sandbox).beside = pool.refill
+        pool.refill()
         return sandbox
 
     async def _open_booted(self, scope: Scope) -> RemoteSandbox:

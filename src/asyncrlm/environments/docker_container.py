@@ -16,7 +16,7 @@ from .docker_engine import CONFLICT, INVALID, NOT_FOUND, status, words
 from .remote import Machine, imported
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Sequence
 
     from ..repl.sandbox import Scope
     from .docker import DockerEnvironment
@@ -50,8 +50,6 @@ class Container(Machine):
         self._signal = self._status = ""
         self._died = anyio.Event()
         self._watching = False
-        self.beside: Callable[[], Coroutine[Any, Any, None]] | None = None
-        """Run beside, once."""
 
     # ---- the beginning ----
 
@@ -114,12 +112,6 @@ class Container(Machine):
     # ---- the life ----
 
     async def run(self) -> None:
-        async with anyio.create_task_group() as group:
-            group.start_soon(self._watch)
-            if self.beside is not None:
-                group.start_soon(self.beside)
-
-    async def _watch(self) -> None:
         """Listen to what the engine says of this container, from its beginning on, until it ends."""
         engine = self._engine
         assert engine is not None  # noqa: S101 - `create` was called

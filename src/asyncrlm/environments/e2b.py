@@ -35,7 +35,6 @@ class E2BMachine(PumpedMachine):
         self._keeper: Any = None
         self._input: Any = None
         self._words = ""
-        self._refused = ""  # why the lease was not renewed, if it was not
 
     async def create(self) -> None:
         settings: E2BEnvironment = self.settings
@@ -83,7 +82,8 @@ class E2BMachine(PumpedMachine):
             raise self.unheard(error) from error
 
     async def pump(self) -> None:
-        await first_of(self._wait(), self._renew())
+        seconds, renew = self.settings.timeout, self.vendors.set_timeout
+        await first_of(self._wait(), self.renew_each(seconds / 3, lambda: renew(seconds)))
 
     async def _wait(self) -> None:
         """Until the keeper ended, of which the SDK says why: it asks after the sandbox then."""
@@ -92,19 +92,10 @@ class E2BMachine(PumpedMachine):
         except Exception as error:  # noqa: BLE001 -- it is the keeper's end, and told as such
             status = getattr(error, "exit_code", None)
             self.end(
-                f"its stream broke: {describe(error)}{self._refused}"
+                f"its stream broke: {describe(error)}{self.refused}"
                 if status is None
                 else ended("keeper", status, self._words)
             )
-
-    async def _renew(self) -> None:
-        while True:
-            await anyio.sleep(self.settings.timeout / 3)
-            try:
-                await self.vendors.set_timeout(self.settings.timeout)
-                self._refused = ""
-            except Exception as error:  # noqa: BLE001 -- tried again; if the sandbox ends for it, this is why
-                self._refused = f"; its lease could not be renewed: {describe(error)}"
 
     async def find(self, error: BaseException) -> Any:
         if isinstance(error, (self._sdk.AuthenticationException, self._sdk.RateLimitException)):

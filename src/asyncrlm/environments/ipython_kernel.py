@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -101,9 +103,9 @@ class KernelMachine(LocalMachine):
             manager = self._manager
             if manager.provisioner is not None:
                 manager.provisioner.process = None
-            manager.cleanup_connection_file()
-            manager.cleanup_ipc_files()
             manager.context.destroy(linger=0)
+            folder = Path(manager.connection_file).parent
+            await anyio.to_thread.run_sync(shutil.rmtree, folder, True, limiter=self._threads)
 
 
 class Kernels(LocalPortable):
@@ -127,7 +129,7 @@ class Kernels(LocalPortable):
             read=[str(path) for path in environment.read_paths],
             write=[str(folder)],
             env={
-                **manager.kernel_spec.env,
+                **{name: Template(value).safe_substitute(_CLEAN) for name, value in manager.kernel_spec.env.items()},
                 "IPYTHONDIR": f"{folder}/ipython",
                 **dict.fromkeys(("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR"), str(folder)),
             },

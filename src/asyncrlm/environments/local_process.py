@@ -164,7 +164,9 @@ def sweep_homes() -> list[str]:
     Returns: those that were removed.
     """
     removed: list[str] = []
-    for entry in os.scandir(tempfile.gettempdir()):
+    with os.scandir(tempfile.gettempdir()) as found:
+        entries = list(found)
+    for entry in entries:
         if not entry.name.startswith(_PREFIX) or not entry.is_dir(follow_symlinks=False):
             continue
         try:

@@ -71,7 +71,7 @@ class ModalMachine(PumpedMachine):
     async def send(self, data: bytes) -> None:
         try:
             self._keeper.stdin.write(data)
-            await self._keeper.stdin.drain.aio()
+            await asked(self._keeper.stdin.drain.aio())
         except Exception as error:  # whatever the SDK means by it, the keeper can't be reached any more
             raise self.unheard(error) from error
 

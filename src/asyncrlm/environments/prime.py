@@ -42,7 +42,6 @@ class PrimeMachine(PumpedMachine):
         self._client: Any = None
         self._starting: Request[Any] | None = None
         self._keeper: Any = None
-        self._refused = ""  # why the lease was not renewed, if it was not
 
     async def create(self) -> None:
         settings: PrimeEnvironment = self.settings
@@ -97,24 +96,18 @@ class PrimeMachine(PumpedMachine):
             made = await self._client.get(self.vendors.id)
         except self._sdk.APIError as error:
             if _is_gone(error):
-                self.end(f"Prime says that it is gone{self._refused}")
+                self.end(f"Prime says that it is gone{self.refused}")
             return
         if made.status != "RUNNING":
             said = ", ".join(filter(None, (made.termination_reason, made.error_type, made.error_message)))
             why = f": {said}" if said else ""
-            self.end(f"Prime says that it is {made.status.lower()}{why}{self._refused}")
+            self.end(f"Prime says that it is {made.status.lower()}{why}{self.refused}")
 
     async def _renew(self) -> None:
         """Whatever is run in a sandbox counts as a use of it."""
-        minutes = self.settings.idle_timeout_minutes
+        minutes, run = self.settings.idle_timeout_minutes, self._client.execute_command
         pause = math.inf if minutes is None else minutes * MINUTE / 3
-        while True:
-            await anyio.sleep(pause)
-            try:
-                await self._client.execute_command(self.vendors.id, "true", timeout=RENEWAL_TIMEOUT)
-                self._refused = ""
-            except Exception as error:  # noqa: BLE001 -- tried again; if the sandbox ends for it, this is why
-                self._refused = f"; its lease could not be renewed: {describe(error)}"
+        await self.renew_each(pause, lambda: run(self.vendors.id, "true", timeout=RENEWAL_TIMEOUT))
 
     async def find(self, error: BaseException) -> Any:
         if isinstance(error, (self._sdk.UnauthorizedError, self._sdk.PaymentRequiredError)):

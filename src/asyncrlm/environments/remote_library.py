@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 _MODULES = (
-    "__future__ _weakrefset ast base64 codeop collections collections.abc contextlib contextvars copyreg ctypes "
+    "__future__ _weakrefset ast base64 bisect codeop collections collections.abc contextlib contextvars copyreg ctypes "
     "ctypes._endian datetime _pydatetime decimal dis enum functools importlib importlib._abc inspect json json.decoder "
     "json.encoder json.scanner keyword linecache numbers opcode _opcode_metadata operator re re._casefix re._compiler "
     "re._constants re._parser reprlib selectors signal socket sre_compile sre_constants sre_parse struct textwrap "

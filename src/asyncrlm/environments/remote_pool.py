@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio  # noqa: TID251 - see `Pool`
 from collections import deque
 from typing import TYPE_CHECKING, Self
 
 import anyio
 
-from ..errors import RLMError
 from ..observe.log import get_logger
 
 if TYPE_CHECKING:
@@ -18,14 +18,15 @@ if TYPE_CHECKING:
 
 AT_ONCE = 4
 """Sandboxes that are made at the same time when a pool is filled first."""
-REFILL_GRACE = 2.0
-"""Seconds a run that ends gives a sandbox that is being made for the next one: half-made it would be lost."""
+REFILLED_AT_ONCE = 2
+"""Those that are made beside runs."""
 
 
 class Pool:
     """As many sandboxes as runs begin at the same time, for one environment in one scope.
 
-    It holds no task: the first run waits until it is full, and each run that takes one makes another meanwhile.
+    The first run waits until it is full; what is taken is made again in a task that outlives the run, and ends with the
+    pool. A task group would have to be left by who entered it, which a pool is not; so it runs on asyncio only.
     """
 
     def __init__(
@@ -41,6 +42,8 @@ class Pool:
         self._spares: deque[RemoteSandbox] = deque()
         self._being_made = 0
         self._filling = anyio.Lock()
+        self._refilling: asyncio.Task[None] | None = None
+        self._ending = anyio.CancelScope()  # of that task
         self._filled = False
         self._closed = False
 
@@ -51,6 +54,9 @@ class Pool:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._closed = True
+        if self._refilling is not None:
+            self._ending.cancel()
+            await asyncio.wait({self._refilling})
         # Not shielded: whoever leaves it has a grace of its own, and each sandbox shields its end.
         async with anyio.create_task_group() as group:
             while self._spares:
@@ -75,30 +81,37 @@ class Pool:
         return await self._make()
 
     async def _fill(self) -> None:
+        if (error := await self._make_missing(AT_ONCE)) is not None:
+            raise error
+
+    async def _make_missing(self, at_once: int) -> Exception | None:
+        """Until none is missing, or one can't be made: then why."""
         errors: list[Exception] = []
 
         async def work() -> None:
             while not errors and self._wanted():
                 try:
                     await self._add()
-                except Exception as error:  # noqa: BLE001 -- raised below, and not in a group
+                except Exception as error:  # noqa: BLE001 -- given to the caller, and not in a group
                     errors.append(error)
 
         async with anyio.create_task_group() as group:
-            for _ in range(min(AT_ONCE, self._size)):
+            for _ in range(min(at_once, self._size)):
                 group.start_soon(work)
-        if errors:
-            raise errors[0]
+        return errors[0] if errors else None
 
-    async def refill(self) -> None:
-        """Make one for the next run; what goes wrong is logged."""
-        if not self._wanted():
-            return
-        try:
-            with anyio.move_on_after(REFILL_GRACE, shield=True):
-                await self._add()
-        except RLMError as error:
-            get_logger().warning("a sandbox could not be made ahead", error=str(error))
+    def refill(self) -> None:
+        """Have those made that are missing, a few at a time: runs that begin together need the processors themselves.
+
+        What goes wrong is logged.
+        """
+        if self._wanted() and (self._refilling is None or self._refilling.done()):
+            self._refilling = asyncio.get_running_loop().create_task(self._refill())
+
+    async def _refill(self) -> None:
+        with anyio.CancelScope() as self._ending:
+            if not self._closed and (error := await self._make_missing(REFILLED_AT_ONCE)) is not None:
+                get_logger().warning("a sandbox could not be made ahead", error=str(error))
 
     def _wanted(self) -> bool:
         return not self._closed and len(self._spares) + self._being_made < self._size

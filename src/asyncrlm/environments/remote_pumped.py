@@ -110,6 +110,8 @@ class PumpedMachine(Machine):
         self._making: Request[Any] | None = None
         self._read, self._taken = anyio.create_memory_object_stream[bytes](_CHUNKS)
         self._fate = self._unheard = ""
+        self.refused = ""
+        """Why the lease was not renewed when that was last tried, to be put behind what else is known of its end."""
 
     async def make(self, request: Coroutine[Any, Any, Any]) -> None:
         """Make the vendor's sandbox by this request."""
@@ -148,6 +150,19 @@ class PumpedMachine(Machine):
     def end(self, fate: str) -> None:
         """Say why the sandbox ended. The first to know is believed."""
         self._fate = self._fate or fate
+
+    async def renew_each(self, seconds: float, renew: Callable[[], Awaitable[object]]) -> None:
+        """Renew the sandbox's lease at this pace for ever; a refusal is tried again, and told if the sandbox ends."""
+        while True:
+            await anyio.sleep(seconds)
+            try:
+                await renew()
+                self.refused = ""
+            except Exception as error:
+                self.refused = f"; its lease could not be renewed: {describe(error)}"
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():  # which some SDKs make an error of theirs
+                    raise asyncio.CancelledError from error
 
     async def run(self) -> None:
         try:

@@ -146,6 +146,7 @@ class Connection:
                 value=function,
                 text=schema.describe(name),
                 functions={name: function},
+                docs={name: schema.docstring(name)},
                 untrusted=True,
             )
         return list(made.values())

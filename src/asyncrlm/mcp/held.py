@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import anyio
 
+from ..repl.backend import on_trio
 from ..repl.raised import innermost
 
 T = TypeVar("T")
@@ -89,7 +90,7 @@ class Held(Generic[T]):
 
 
 def _spawn(function: Callable[[], Coroutine[Any, Any, None]]) -> object:
-    trio: Any = sys.modules.get("trio")
-    if trio is not None and trio.lowlevel.in_trio_task():
+    if on_trio():
+        trio: Any = sys.modules["trio"]
         return trio.lowlevel.spawn_system_task(function, context=Context())
     return asyncio.get_running_loop().create_task(function(), context=Context())

@@ -108,6 +108,11 @@ class ToolSchema:
         text = f"`{name}{self.signature}`"
         return f"{text} - described by its server as {self._text}" if self._text else text
 
+    def docstring(self, name: str) -> str:
+        """What `help` says of it in a cell."""
+        text = f"{name}{self.signature}"
+        return f"{text}\n\nDescribed by its server as {self._text}" if self._text else text
+
     def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of a call as the server knows them, as JSON data.
 

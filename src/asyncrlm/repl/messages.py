@@ -36,9 +36,9 @@ class Init(_Frame, tag="init"):
     """`on_subcall_error="raise"`: a failed sub-call raises SubcallError in the cell."""
     show_values: bool = False
     """Send a short repr of each variable with `done`, not only its type."""
-    tools: list[str] = field(default_factory=list[str])
-    """Names of host callables, "name.function" for those of an object that stays on the host; values arrive as `load`
-    frames with `reserve`."""
+    tools: dict[str, str] = field(default_factory=dict[str, str])
+    """Host callables and their docstrings, "name.function" for those of an object that stays on the host; values arrive
+    as `load` frames with `reserve`."""
     drop: list[str] = field(default_factory=list[str])
     """Names that are put back no more: tools that are not there any longer."""
 

@@ -34,7 +34,7 @@ async def load_tools(link: Link, tools: HostTools, init: Init, threads: anyio.Ca
         except ConfigurationError:
             link.check()
             link.hidden.difference_update(tool.functions)
-            link.channel.send(msgspec.structs.replace(init, tools=list(tool.functions)))
+            link.channel.send(msgspec.structs.replace(init, tools=dict(tool.docs)))
 
 
 async def _planned(tool: Tool, threads: anyio.CapacityLimiter) -> LoadPlan:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from typing import Any
 
 import anyio
 import anyio.from_thread
-from anyio.lowlevel import current_token
+import anyio.to_thread
+from anyio.lowlevel import EventLoopToken, current_token
 
 from ..observe.log import get_logger
+from .backend import on_trio
 
 MOST_LEFT = 32
 """Threads left behind at which no more plain tools are called: each may hold what it works on for ever."""
@@ -27,13 +31,14 @@ class ToolThreads:
 
     A thread can't be stopped. Where its caller is cancelled it is left behind: counted until it ends, named in a
     warning, and at `most_left` of them no more are started. The threads are daemons, so that one which never ends does
-    not keep the process from ending.
+    not keep the process from ending. `anyio.from_thread` works in them.
     """
 
     def __init__(self, most_left: int = MOST_LEFT) -> None:
         self._most_left = most_left
         self._left: Counter[str] = Counter()  # name → threads left behind; under the lock, as `_Job.left` and `over`
         self._lock = threading.Lock()
+        self._unlimited = anyio.CapacityLimiter(math.inf)
 
     @property
     def left(self) -> int:
@@ -55,10 +60,11 @@ class ToolThreads:
                     "no plain function is called before one of them ends"
                 )
         job = _Job(self, name, function)
-        context = copy_context()
-        threading.Thread(target=context.run, args=(job.run,), name=f"tool {name}", daemon=True).start()
         try:
-            await job.finished.wait()
+            if on_trio():  # whose threads are daemons
+                await anyio.to_thread.run_sync(job.run, abandon_on_cancel=True, limiter=self._unlimited)
+            else:
+                await job.run_as_daemon()
         except BaseException:
             self._leave(job)
             raise
@@ -89,16 +95,37 @@ class _Job:
         self.result: Any = None
         self.over = False
         self.left = False
-        self.finished = anyio.Event()
         self._threads = threads
         self._function = function
-        self._token = current_token()
 
-    def run(self) -> None:
+    def run(self) -> bool:
+        """In the thread; returns whether anybody waits for the end."""
         self.result = self._function()
-        if not self._threads.end(self):
-            return
-        try:
-            anyio.from_thread.run_sync(self.finished.set, token=self._token)
-        except RuntimeError:  # its event loop is over
-            return
+        return self._threads.end(self)
+
+    async def run_as_daemon(self) -> None:
+        """As `anyio.to_thread.run_sync` does on asyncio, whose threads there are none that a process may leave."""
+        finished, token, context = anyio.Event(), current_token(), copy_context()
+
+        def run() -> None:
+            if not context.run(self.run):
+                return
+            try:
+                anyio.from_thread.run_sync(finished.set, token=token)
+            except RuntimeError:  # its event loop is over
+                return
+
+        with anyio.CancelScope() as scope:
+            threading.Thread(target=_with_loop, args=(run, context, token, scope), daemon=True).start()
+            await finished.wait()
+
+
+def _with_loop(run: Callable[[], None], context: Context, token: EventLoopToken, scope: anyio.CancelScope) -> None:
+    """Run it where no event loop seems to run in this thread, and `anyio.from_thread` knows which one waits."""
+    sniffio: Any = sys.modules.get("sniffio")
+    if sniffio is not None:
+        context.run(sniffio.current_async_library_cvar.set, None)
+    known: Any = getattr(anyio.from_thread, "threadlocals", None)
+    if known is not None:
+        known.current_token, known.current_cancel_scope = token, scope
+    run()

@@ -25,6 +25,12 @@ def describe_function(name: str, function: Callable[..., Any], description: str)
     return _said(f"`{signature(name, function)}`", description or doc(function))
 
 
+def docstring(name: str, function: Callable[..., Any], description: str = "") -> str:
+    """What `help` says of a function where cells run: its signature first, as of one that is built in."""
+    text = description or doc(function)
+    return f"{signature(name, function)}\n\n{text}" if text else signature(name, function)
+
+
 def describe_object(name: str, value: Any, functions: Mapping[str, Callable[..., Any]], description: str) -> str:
     """An object by its functions, which can be called wherever it is."""
     kind = "module" if inspect.ismodule(value) else type(value).__name__

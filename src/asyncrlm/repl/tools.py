@@ -14,7 +14,7 @@ from msgspec import UNSET, Struct, UnsetType, field
 
 from ..errors import ConfigurationError
 from .tool_objects import functions_of, source_of
-from .tool_words import describe_function, describe_object, describe_source, describe_value
+from .tool_words import describe_function, describe_object, describe_source, describe_value, docstring
 
 RESERVED_NAMES = frozenset(
     {
@@ -57,6 +57,8 @@ class Tool(Struct, frozen=True, kw_only=True):
     """What the prompt says of it."""
     functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict[str, Callable[..., Any]])
     """What cells may call on the host: itself, or "name.function" of an object that could not be sent."""
+    docs: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What `help` says in a cell of each of `functions`."""
     timeout: float | UnsetType | None = UNSET
     """Seconds one call may take; unset: what the run says."""
     max_calls: int | None = None
@@ -114,9 +116,9 @@ class HostTools:
         return {tool.name: tool.value for tool in self.of_kind("value", "object")}
 
     @property
-    def functions(self) -> list[str]:
-        """Names of the callables that are called on the host wherever cells run."""
-        return [tool.name for tool in self.of_kind("function")]
+    def functions(self) -> dict[str, str]:
+        """The callables that are called on the host wherever cells run: name → docstring there."""
+        return {tool.name: tool.docs.get(tool.name, "") for tool in self.of_kind("function")}
 
     def entry(self, call: str) -> Tool:
         """The tool that a call by this name is for."""
@@ -206,14 +208,16 @@ def _tool(name: str, entry: Any) -> Tool:
 def _made(name: str, value: Any, description: str, limits: dict[str, Any]) -> Tool:
     if callable(value):
         text = describe_function(name, value, description)
-        return Tool(name=name, kind="function", value=value, text=text, functions={name: value}, **limits)
+        functions, docs = {name: value}, {name: docstring(name, value, description)}
+        return Tool(name=name, kind="function", value=value, text=text, functions=functions, docs=docs, **limits)
     if isinstance(value, str) and (source := source_of(name, value)) is not None:
         return Tool(name=name, kind="source", value=source, text=describe_source(name, source, description))
     functions = functions_of(value)
     if functions:
         text = describe_object(name, value, functions, description)
         named = {f"{name}.{each}": function for each, function in functions.items()}
-        return Tool(name=name, kind="object", value=value, text=text, functions=named, **limits)
+        docs = {each: docstring(each, function) for each, function in named.items()}
+        return Tool(name=name, kind="object", value=value, text=text, functions=named, docs=docs, **limits)
     return Tool(name=name, kind="value", value=value, text=describe_value(name, value, description))
 
 

@@ -55,7 +55,7 @@ class Inward:
                 continue
             if self._left:
                 size = min(self._left, end - at)
-                self._write(data[at : at + size])
+                self._write(memoryview(data)[at : at + size])
                 passed = at = at + size
                 continue
             if data.startswith(_OWN, at):
@@ -94,14 +94,13 @@ class Inward:
             self._left, self._more, self._quad = frame["size"], frame.get("more", False), b""
             self._end_piece()
 
-    def _write(self, data: bytes) -> None:
-        self._left -= len(data)
+    def _write(self, view: memoryview) -> None:
+        self._left -= len(view)
         if not self._binary:
-            data = self._quad + data
+            data = self._quad + view
             whole = len(data) // 4 * 4
-            data, self._quad = binascii.a2b_base64(data[:whole]), data[whole:]
+            view, self._quad = memoryview(binascii.a2b_base64(data[:whole])), data[whole:]
         try:
-            view = memoryview(data)
             while view and self._file >= 0:
                 view = view[os.write(self._file, view) :]
         except OSError as error:

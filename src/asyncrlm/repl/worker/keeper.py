@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import binascii
 import contextlib
+import fcntl
 import json
 import os
 import select
@@ -42,6 +43,7 @@ LAST_STEPS = 1.0
 """Seconds between the end of the worker's channel and its own."""
 FAREWELL = 10.0
 """Seconds for a host that is there to read what is left."""
+_F_SETPIPE_SZ = 1031
 _DONE = b'{"t":"done"'
 _PRINTABLE = bytes(b if b == 10 or 32 <= b < 127 else 63 for b in range(256))
 
@@ -329,6 +331,9 @@ def _take_wire() -> tuple[int, int]:
     for fd in (0, 1):
         os.dup2(null, fd)
     os.close(null)
+    if confine.LINUX:
+        with contextlib.suppress(OSError):  # it is no pipe, or others of this user have had their share of memory
+            fcntl.fcntl(inp, _F_SETPIPE_SZ, MOST_OUT)
     return inp, out
 
 

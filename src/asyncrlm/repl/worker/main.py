@@ -16,7 +16,7 @@ from .guard import before_exit, leave
 from .lazily import when_imported
 from .loops import Loops
 from .stdio import Stdio
-from .surface import Surface
+from .surface import HostObject, Surface
 from .wire import Wire
 
 PROTOCOL_VERSION = 1
@@ -83,12 +83,12 @@ class Worker:
         self.cells.show_values = frame.get("show_values", False)
         for name in frame.get("drop", ()):
             self.namespace.release(name)
-        functions: dict[str, list[str]] = {}
-        for name in frame.get("tools", ()):
+        functions: dict[str, dict[str, Any]] = {}
+        for name, doc in frame.get("tools", {}).items():
             owner, _, function = name.partition(".")
-            functions.setdefault(owner, []).append(function)
+            functions.setdefault(owner, {})[function] = self.surface.tool(name, doc)
         for name, of_it in functions.items():
-            self.namespace.reserve(name, self.surface.host_object(name, of_it) if of_it[0] else self.surface.tool(name))
+            self.namespace.reserve(name, of_it.get("") or HostObject(name, of_it))
 
     def _load(self, frame: dict[str, Any]) -> dict[str, Any]:
         try:

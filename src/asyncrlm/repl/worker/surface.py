@@ -154,7 +154,7 @@ class Surface:
 
         return ask
 
-    def tool(self, name: str) -> Callable[..., Any]:
+    def tool(self, name: str, doc: str) -> Callable[..., Any]:
         """A function of the host."""
 
         def tool(*args: Any, **kwargs: Any) -> Any:
@@ -170,12 +170,9 @@ class Surface:
             return codec.decode(reply.get("value"))
 
         tool.__name__ = tool.__qualname__ = name
+        tool.__doc__ = doc
         tool.__module__ = "__main__"
         return tool
-
-    def host_object(self, name: str, functions: list[str]) -> HostObject:
-        """An object that stays on the host, behind its functions."""
-        return HostObject(name, {each: self.tool(f"{name}.{each}") for each in functions})
 
 
 class HostObject:
@@ -201,6 +198,8 @@ class HostObject:
 def _encoder(kind: str, model: Any, schema: Any) -> Callable[[Any], str]:
     if model is not None and not isinstance(model, str):
         raise TypeError(f"model must be the name of a model, not {type(model).__name__}")
+    if hasattr(schema, "model_json_schema"):  # a class of pydantic's
+        schema = schema.model_json_schema()
     rest = (f',"model":{dump(model)}' if model is not None else "") + (
         f',"schema":{dump(schema, "schema")}' if schema is not None else ""
     )

@@ -124,3 +124,62 @@ class Tools(Conformance):
         async with working(Repl(environment, custom_tools={"hold": hold, "seen": seen})) as repl:
             same(await printed(repl, code), "over\n", "a cell that leaves a thread waiting for a tool")
             expect(cancelled.is_set(), "a tool went on after the cell that called it had ended")
+
+    @check()
+    async def test_an_object_stays_on_the_host_behind_its_functions(self, environment: Environment) -> None:
+        counter = _Counter()
+        async with working(Repl(environment, custom_tools={"counter": counter})) as repl:
+            text = await printed(repl, "counter.add(2)\nprint(counter.add(number=3), hasattr(counter, 'total'))")
+            same(text, "5 False\n", "an object that can't be pickled")
+        same(counter.total, 5, "the object on the host")
+
+    @check()
+    async def test_source_runs_where_cells_run(self, environment: Environment) -> None:
+        tools = {"shout": "def shout(text):\n    return text.upper() + '!'", "double": "lambda x: 2 * x"}
+        async with working(Repl(environment, custom_tools=tools)) as repl:
+            same(await printed(repl, "shout = 5\nprint(double(4))"), "8\n", "a tool that is a lambda's source")
+            same(await printed(repl, "print(shout('a'))"), "A!\n", "a tool that is a function's source")
+
+    @check()
+    async def test_a_tool_that_takes_too_long_is_a_time_out(self, environment: Environment) -> None:
+        leave = threading.Event()
+
+        async def later() -> None:
+            await anyio.sleep_forever()
+
+        tools = {"plain": {"tool": leave.wait, "timeout": 0.2}, "later": {"tool": later, "timeout": 0.2}}
+        code = "for tool in (plain, later):\n    try:\n        tool()\n    except TimeoutError:\n        print('over')"
+        try:
+            async with working(Repl(environment, custom_tools=tools)) as repl:
+                same(await printed(repl, code), "over\nover\n", "tools that never return")
+        finally:
+            leave.set()
+
+    @check()
+    async def test_a_thousand_tool_calls_from_threads(self, environment: Environment) -> None:
+        async def later(number: int) -> int:
+            await anyio.lowlevel.checkpoint()
+            return number
+
+        def plain(number: int) -> int:
+            return number
+
+        code = (
+            "from concurrent.futures import ThreadPoolExecutor\nwith ThreadPoolExecutor(20) as pool:\n"
+            "    print(sum(pool.map(later, range(500))) + sum(pool.map(plain, range(500))))"
+        )
+        async with working(Repl(environment, custom_tools={"later": later, "plain": plain})) as repl:
+            same(await printed(repl, code), f"{2 * sum(range(500))}\n", "a thousand calls")
+
+
+class _Counter:
+    """Can't be pickled, and counts."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._lock = threading.Lock()
+
+    def add(self, number: int) -> int:
+        with self._lock:
+            self.total += number
+            return self.total

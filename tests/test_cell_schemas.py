@@ -1,0 +1,116 @@
+"""`schema=` of sub-calls and children: JSON that fits, or an error the cell can read."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import anyio
+import pytest
+
+from asyncrlm import AsyncRLM, Repl
+from asyncrlm.lm.base import LMRequest
+from asyncrlm.testing import FakeOpenAIServer, FakeReply, FakeRequest, ScriptedLM
+
+from .helpers import cell, submit
+
+pytestmark = pytest.mark.anyio
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+GOOD, BAD = '{"n": 5}', '{"n": "five"}'
+
+
+async def asked(replies: list[str], call: str = f"llm_query('how many?', schema={SCHEMA})") -> tuple[str, ScriptedLM]:
+    sub = ScriptedLM(replies)
+    root = ScriptedLM([cell(f"r = {call}"), submit("[r, isinstance(r, FailedReply), getattr(r, 'kind', None)]")])
+    with anyio.fail_after(10):
+        completion = await AsyncRLM(root, other_backends=[sub]).acompletion("CTX")
+    return completion.response, sub
+
+
+async def test_the_schema_is_stated_and_json_comes_back() -> None:
+    response, sub = await asked([f"Sure:\n```json\n{GOOD}\n```"])
+    assert json.loads(response) == [GOOD, False, None]
+    (request,) = sub.calls
+    (message,) = request.messages
+    assert message.content.startswith("how many?")
+    assert json.dumps(SCHEMA) in message.content
+
+
+async def test_a_misfit_is_told_once() -> None:
+    response, sub = await asked([BAD, GOOD])
+    assert json.loads(response)[0] == GOOD
+    assert "'five' is not of type 'integer'" in sub.calls[1].messages[-1].content
+    response, sub = await asked([BAD, BAD])
+    text, failed, kind = json.loads(response)
+    assert (failed, kind) == (True, "schema")
+    assert "was asked twice" in text
+    assert len(sub.calls) == 2
+
+
+async def test_a_batch_is_checked_slot_by_slot() -> None:
+    def reply(request: LMRequest) -> str:
+        return GOOD if "good" in request.messages[0].content else "no JSON"
+
+    sub = ScriptedLM(reply)
+    look = f"rs = llm_query_batched(['good', 'bad', 'good'], schema={SCHEMA})"
+    root = ScriptedLM([cell(look), submit("[isinstance(r, FailedReply) for r in rs]")])
+    with anyio.fail_after(10):
+        assert (await AsyncRLM(root, other_backends=[sub]).acompletion("CTX")).response == "[false, true, false]"
+
+
+async def test_a_child_answers_by_it() -> None:
+    def reply(request: LMRequest) -> str:
+        turns = sum(m.role == "assistant" for m in request.messages)
+        if "ROOT" in request.messages[1].content:
+            return submit(f"rlm_query('part', schema={SCHEMA})")
+        return submit("{'n': 'five'}") if not turns else submit("{'n': 7}")
+
+    model = ScriptedLM(reply)
+    with anyio.fail_after(10):
+        assert (await AsyncRLM(model, max_depth=2).acompletion("CTX", "ROOT")).response == '{"n":7}'.replace(":", ": ")
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        ("{'type': 'obj'}", "schema= is not a JSON schema"),
+        ("'text'", "schema= must be a JSON schema, a dict"),
+        ("{'type': 'string', 'pattern': '(a+)+$'}", "can't have a pattern"),
+        ("{'type': 'object', 'properties': {'a': {'patternProperties': {}}}}", "can't have a pattern"),
+    ],
+)
+async def test_what_is_no_schema_is_told(schema: str, says: str) -> None:
+    response, sub = await asked([], f"llm_query('x', schema={schema})")
+    text, failed, kind = json.loads(response)
+    assert says in text
+    assert (failed, kind) == (True, "bad_request")
+    assert sub.calls == []
+
+
+async def test_a_class_of_pydantic_is_a_schema() -> None:
+    pytest.importorskip("pydantic", reason="pydantic is not installed")
+    code = "from pydantic import BaseModel\nclass A(BaseModel):\n    n: int\nr = llm_query('x', schema=A)\nprint(r)"
+    async with Repl(lm=ScriptedLM([GOOD])) as repl:
+        with anyio.fail_after(10):
+            result = await repl.execute(code)
+    assert (result.stdout, result.error) == (f"{GOOD}\n", None)
+
+
+@pytest.mark.parametrize("takes", [True, False])
+async def test_a_provider_is_asked_in_its_own_way_where_it_has_one(takes: bool) -> None:
+    forms: list[Any] = []
+
+    def reply(request: FakeRequest) -> Any:
+        forms.append(request.fields.get("response_format"))
+        return GOOD if takes or not forms[-1] else FakeReply.fault(400)
+
+    call = f"llm_query('x', schema={SCHEMA})"
+    root = ScriptedLM([submit(f"[{call}, {call}]")])
+    async with FakeOpenAIServer(reply) as server:
+        settings = {"base_url": server.base_url, "model_name": "m"}
+        rlm = AsyncRLM(root, other_backends=["vllm"], other_backend_kwargs=[settings])
+        with anyio.fail_after(10):
+            assert json.loads((await rlm.acompletion("CTX")).response) == [GOOD, GOOD]
+    sent = {"type": "json_schema", "json_schema": {"name": "reply", "schema": SCHEMA}}
+    assert forms == ([sent, sent] if takes else [sent, None, None])
