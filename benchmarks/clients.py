@@ -1,6 +1,6 @@
 """CPU per call of each client beside its vendor's own SDK, a fan-out over each of the SDK's transports, a cache's hits.
 
-    python benchmarks/clients.py            # everything: about four minutes
+    python benchmarks/clients.py            # everything: about five minutes
     python benchmarks/clients.py --quick    # does it work at all?
 
 The replies come from one plain server in a process of its own; CPU is that of the calling process alone. Each figure is
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from statistics import median
@@ -178,10 +178,10 @@ async def cpu_per_call(call: Call, count: int) -> float:
     return (time.process_time() - began) / count * 1e3
 
 
-async def each_client(count: int, rounds: int) -> None:
+async def each_client(backends: Sequence[str], count: int, rounds: int) -> None:
     print("| client | ours | bare SDK | |\n|---|---|---|---|")
     async with server() as url:
-        for backend in CLIENTS:
+        for backend in backends:
             async with ours(backend, url) as mine, bare(backend, url) as theirs:
                 for call in (mine, theirs):
                     await cpu_per_call(call, 32)
@@ -226,7 +226,7 @@ async def one_fan_out(call: Call, count: int, width: int) -> tuple[float, float]
     return time.perf_counter() - began, (time.process_time() - used) / count * 1e3
 
 
-async def fan_out(backends: tuple[str, ...], count: int, width: int, rounds: int) -> None:
+async def fan_out(backends: Sequence[str], count: int, width: int, rounds: int) -> None:
     print(f"\n| {count:,} calls at 50 ms, {width} at once | seconds | CPU per call |\n|---|---|---|")
     async with server(0.05) as url:
         for backend in backends:
@@ -276,17 +276,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--rounds", type=int, default=1, help="of the fan-outs, whose medians are told")
+    parser.add_argument("--only", choices=CLIENTS, action="append", help="one client; may be given again")
     parser.add_argument("--serve", type=float, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    backends = given.only or CLIENTS
     if given.serve is not None:
         asyncio.run(serve(given.serve))
     elif given.quick:
-        asyncio.run(each_client(64, 1))
-        asyncio.run(fan_out(CLIENTS, 200, 32, 1))
+        asyncio.run(each_client(backends, 64, 1))
+        asyncio.run(fan_out(backends, 200, 32, 1))
         asyncio.run(cache_hits(50))
     else:
-        asyncio.run(each_client(1_000, 3))
-        asyncio.run(fan_out(CLIENTS, 10_000, 256, given.rounds))
+        asyncio.run(each_client(backends, 1_000, 3))
+        asyncio.run(fan_out(backends, 10_000, 256, given.rounds))
         asyncio.run(cache_hits(2_000))
 
 

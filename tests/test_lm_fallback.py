@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from lm_serving import KEY
 from msgspec import structs
 
@@ -43,13 +46,18 @@ def failing(kind: Any, **details: Any) -> ScriptedLM:
 
 @asynccontextmanager
 async def asking(
-    *models: Any, kwargs: Any = None, attempts: int = 1, pacer: Any = None, ledger: Ledger | None = None
+    *models: Any,
+    kwargs: Any = None,
+    attempts: int = 1,
+    pacer: Any = None,
+    ledger: Ledger | None = None,
+    gate: Gate | None = None,
 ) -> AsyncGenerator[Callable[..., Awaitable[LMReply]]]:
     """Sends to a list of models, as an engine would."""
     spec: ClientSpec = structs.replace(client_spec(list(models), kwargs), attempts=attempts)
     need = Need(model=spec.model, input_bytes=300, output_cap=100, price=spec.price, models=len(spec.each))
     async with ResourceScope() as scope:
-        sender = Sender(scope.shared, pacer, gate=Gate(10_000), ledger=ledger or Ledger(), flow=NO_FLOW)
+        sender = Sender(scope.shared, pacer, gate=gate or Gate(10_000), ledger=ledger or Ledger(), flow=NO_FLOW)
 
         async def ask(text: str = "u", **changes: Any) -> LMReply:
             return await sender.send(spec, LMRequest(messages=(Message("user", text),)), need, **changes)
@@ -329,6 +337,61 @@ def test_cancelled_anywhere_nothing_is_kept(after: float) -> None:
                 await all_at_once(9, one)
         assert [(p.in_flight, p.waiting) for p in pacers.values()] == [(0, 0)] * 2
         assert "0 in flight" in repr(ledger)
+
+    on_a_jumping_clock(main)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32), shared=st.booleans(), limit=st.floats(0.01, 30.0))
+def test_no_mix_of_failures_and_cancellations_leaves_anything_behind(seed: int, shared: bool, limit: float) -> None:
+    rng = random.Random(seed)
+    kinds: list[Any] = ["rate_limit", "rate_limit", "server", "timeout", "quota", "bad_request", "authentication"]
+
+    def flaky(name: str) -> ScriptedLM:
+        async def answer(request: LMRequest) -> LMReply:
+            await anyio.sleep(rng.uniform(0.0, 2.0))
+            if rng.random() < 0.5:
+                return LMReply(
+                    text=name, usage=USED, rate=RateHints(requests_left=rng.randrange(3), requests_reset=3.0)
+                )
+            kind = rng.choice(kinds)
+            wait = rng.choice([None, 0.5, 5.0]) if kind in ("rate_limit", "server") else None
+            retryable = kind in ("rate_limit", "server", "timeout")
+            raise LMError(kind, kind=kind, retryable=retryable, retry_after=wait, charged=kind == "timeout")
+
+        return ScriptedLM(answer, model=name)
+
+    async def main() -> None:
+        names = ["a", "b", "c"]
+        pacers = {name: Pacer(max_concurrent=rng.randint(1, 3)) for name in names}
+        one_for_all = Pacer(max_concurrent=2)
+        ledger = Ledger(max_budget=1.0, mode=rng.choice(["soft", "hard"]))
+        gate = Gate(rng.randint(1, 8))
+        outcomes: list[str] = []
+        async with asking(
+            *map(flaky, names),
+            kwargs=[{"price": (1, 1)}] * 3,
+            pacer=one_for_all if shared else pacers,
+            ledger=ledger,
+            attempts=3,
+            gate=gate,
+        ) as ask:
+
+            async def one(number: int) -> None:
+                with anyio.move_on_after(rng.uniform(0.0, 20.0)):
+                    try:
+                        outcomes.append((await ask(str(number))).text)
+                    except LMError as error:
+                        outcomes.append(error.kind)
+
+            with anyio.move_on_after(limit):
+                await all_at_once(25, one)
+        for pacer in (*pacers.values(), one_for_all):
+            assert (pacer.in_flight, pacer.waiting) == (0, 0)
+        assert (gate.in_flight, gate.waiting) == (0, 0)
+        assert "0 in flight" in repr(ledger)
+        assert ledger.left()["money"] == pytest.approx(1.0 - ledger.spent)
+        assert ledger.spent <= 1.0
 
     on_a_jumping_clock(main)
 
