@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from .mcp.server import MCPServer as MCPServer
     from .observe.jsonl import RLMLogger as RLMLogger
     from .repl.approval import ApprovalRequest as ApprovalRequest
+    from .repl.web import Web as Web
     from .rlm import AsyncRLM as AsyncRLM
     from .sync import RLM as RLM
     from .types import (
@@ -122,6 +123,7 @@ _HOMES = {
     "LMUsage": "lm.base",
     "Message": "lm.base",
     "Pacer": "lm.pacing",
+    "Web": "repl.web",
     "RLMError": "errors",
     "ConfigurationError": "errors",
     "LimitError": "errors",
@@ -175,6 +177,7 @@ __all__ = [
     "TimeoutExceededError",
     "TokenLimitExceededError",
     "UsageSummary",
+    "Web",
     "__version__",
 ]
 

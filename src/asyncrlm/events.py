@@ -41,6 +41,17 @@ class RunStarted(Event, frozen=True, kw_only=True):
     tags: dict[str, Any] | None = None
 
 
+class ContextProgress(Event, frozen=True, kw_only=True):
+    """A context is on its way to the host, from the web or a stream."""
+
+    name: str = ""
+    """The address without its query; "iterator" or "file" for a stream."""
+    received: int = 0
+    """Bytes so far."""
+    total: int | None = None
+    """Bytes there will be; None where that is not known."""
+
+
 class SandboxOpened(Event, frozen=True, kw_only=True):
     """A worker of the run is ready: once after `RunStarted`, and again for each that replaces one that died."""
 
@@ -217,6 +228,7 @@ class RunFinished(Event, frozen=True, kw_only=True):
 
 AnyEvent = (
     RunStarted
+    | ContextProgress
     | SandboxOpened
     | SandboxDied
     | TurnStarted

@@ -70,7 +70,10 @@ class OnSubcallError(StrEnum):
 
 @app.command(epilog=_STATUS)
 def run(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="The text to ask about; - for standard input.")],
+    file: Annotated[
+        str,
+        typer.Argument(metavar="FILE", help="A text file, an https:// address, - for standard input."),
+    ],
     question: Annotated[str, typer.Option("--question", "-q", help="What to find out about it.")],
     backend: Annotated[
         str,

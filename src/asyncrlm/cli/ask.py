@@ -21,8 +21,12 @@ Price = tuple[float, float]
 """Of a model's input and its output: USD per million tokens."""
 
 
-def read_prompt(file: str) -> str | Path:
-    """What to ask about: a path to a readable file, or the text of standard input or a pipe."""
+def read_prompt(file: str) -> Any:
+    """What to ask about: a path to a readable file, an address, or the text of standard input or a pipe."""
+    if file.startswith(("http://", "https://")):
+        import httpx2  # noqa: PLC0415 - loaded where it is used
+
+        return httpx2.URL(file)
     try:
         if file == "-":
             if sys.stdin is None or sys.stdin.isatty():
@@ -71,7 +75,7 @@ def backend_arguments(
 
 
 def ask(
-    prompt: str | Path,
+    prompt: Any,
     question: str,
     arguments: dict[str, Any],
     *,

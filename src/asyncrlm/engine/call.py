@@ -14,6 +14,7 @@ from ..errors import LimitError, RLMError
 from ..events import Listener
 from ..observe.log import get_logger
 from ..repl.tools import HostTools
+from ..repl.web import Web
 from ..types import UsageSummary
 from .configure import checked_tenant, refuse_unknown_prices
 from .settings import Configuration, checked_limits
@@ -48,6 +49,8 @@ class Call:
         self.tenant: str | None = checked_tenant(overrides.pop("tenant", None)) or configuration.tenant
         self.lazy: bool = overrides.pop("lazy", False)
         """Whether the prompt, a path to a text file, stays a file in cells."""
+        self.web: Web = overrides.pop("web", Web())
+        """How a prompt that is a URL is fetched."""
         tools = overrides.pop("custom_tools", None)
         if tools is not None:
             given = HostTools(tools)

@@ -118,6 +118,7 @@ class Completions:
                     tags=tags,
                     shape=call.shape,
                     lazy=call.lazy,
+                    web=call.web,
                     conversation=conversation,
                 )
                 call.begin(run, watching)

@@ -18,6 +18,7 @@ from ..lm.routing import Router
 from ..lm.spec import checked_sampling
 from ..mcp.server import checked_servers
 from ..repl.tools import HostTools
+from ..repl.web import Web
 from .compaction import by_summary
 from .prompts import DEFAULT_PROMPTS
 from .settings import Callbacks, Compactor, Configuration, Limits, checked_limits
@@ -145,7 +146,7 @@ def check_overrides(overrides: Mapping[str, Any], given: Iterable[str]) -> Mappi
     Raises:
         ConfigurationError: naming the right form.
     """
-    known = (*Limits.__struct_fields__, "sampling_args", "custom_tools", "tenant", "response_format", "lazy")
+    known = (*Limits.__struct_fields__, "sampling_args", "custom_tools", "tenant", "response_format", "lazy", "web")
     for name in overrides:
         if name in known:
             continue
@@ -156,6 +157,8 @@ def check_overrides(overrides: Mapping[str, Any], given: Iterable[str]) -> Mappi
         raise ConfigurationError(f"unknown argument {name!r}; {hint}for one call you can give: {', '.join(known)}")
     if not isinstance(overrides.get("lazy", False), bool):
         raise ConfigurationError("lazy is True or False: whether a text file stays a file in cells, whatever its size")
+    if not isinstance(overrides.get("web", Web()), Web):
+        raise ConfigurationError("web is a Web, such as Web(max_bytes=10_000_000): how an httpx.URL is fetched")
     return {**overrides, "sampling_args": _sampling("sampling_args", overrides.get("sampling_args"))}
 
 

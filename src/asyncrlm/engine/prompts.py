@@ -141,6 +141,8 @@ _IN_ALL = "characters of text in all"
 _KINDS = {
     "str": ("a str", "characters", "items"),
     "file": ("a str", "bytes as a file", "items"),
+    "binary": ("a file opened for reading bytes: `.read(n)`, `.seek(n)`", "bytes", "items"),
+    "table": ("a {type}", "bytes in memory", "rows"),
     "text": (_TEXT, "bytes as a file", "items"),
     "bytes": ("a bytes object", "bytes", "items"),
     "number": ("of type {type}", "characters", "items"),
@@ -158,6 +160,7 @@ _FIRST = {
     "record": "Its fields",
     "documents": "Names",
     "tuple": "Its items have names",
+    "table": "Columns",
 }
 """Kind → what its names are, where they are no keys."""
 

@@ -25,7 +25,8 @@ from ..mcp.server import MCPServer, checked_servers
 from ..observe.log import get_logger
 from ..repl.approval import ApprovalRequest
 from ..repl.broker import SubCall, describe_error
-from ..repl.context import check_prompt_type, resolved
+from ..repl.context import resolved
+from ..repl.gather import check_given
 from ..repl.resources import ResourceScope
 from ..repl.sandbox import Report
 from ..repl.session import CellOutcome, Session
@@ -99,7 +100,7 @@ class Repl:
         self._state: Literal["new", "open", "closed"] = "new"
         self._environment = checked_environment(environment, environment_kwargs)
         if context is not None:
-            check_prompt_type(context)
+            check_given(context)
             if isinstance(context, Path):
                 resolved(context, lazy=lazy)  # one that can't be read is told of here
         limits = checked_limits(

@@ -14,12 +14,14 @@ from ..lm.base import LMReply
 from ..lm.clients import ClientSpec
 from ..lm.pacing import reply_text
 from ..mcp.connections import with_servers
-from ..repl.context import ContextInfo, check_prompt_type, describe, resolved
+from ..repl.context import ContextInfo, describe
+from ..repl.gather import check_given, gathered
 from ..repl.raised import innermost
 from ..repl.resources import DepthScope
 from ..repl.session import CellOutcome, Session
 from ..repl.tool_desk import ToolDesk
 from ..repl.tools import HostTools
+from ..repl.web import Web
 from ..types import UsageSummary
 from . import prompts as words
 from .approval import Approval
@@ -53,6 +55,7 @@ class Run:
         path: str = "",
         shape: Shape | None = None,
         lazy: bool = False,
+        web: Web | None = None,
         conversation: Conversation | None = None,
     ) -> None:
         self.tree = tree
@@ -63,6 +66,7 @@ class Run:
         self.parent_id = parent_id
         self._prompt = prompt
         self._lazy = lazy
+        self._web = web or Web()
         self._root_prompt = root_prompt
         self._root = root
         self._configuration = tree.configuration
@@ -153,19 +157,15 @@ class Run:
     async def _described(self) -> ContextInfo:
         """What the model is told of the prompt. Folders and large values take long to walk: not on the event loop."""
         prompt, tree = self._prompt, self.tree
-        check_prompt_type(prompt)
+        check_given(prompt)
         if isinstance(prompt, str | bytes) and not self._lazy:
             return describe(prompt)
-
-        def look() -> tuple[Any, ContextInfo]:
-            what = resolved(prompt, lazy=self._lazy)
-            return what, describe(what)
-
+        threads = tree.scope.threads
         with anyio.CancelScope(deadline=tree.deadline):
-            self._prompt, info = await anyio.to_thread.run_sync(
-                look, abandon_on_cancel=True, limiter=tree.scope.threads
+            self._prompt = await gathered(
+                prompt, lazy=self._lazy, web=self._web, threads=threads, tell=self._telling.context_came
             )
-            return info
+            return await anyio.to_thread.run_sync(describe, self._prompt, abandon_on_cancel=True, limiter=threads)
         raise tree.time_is_up()
 
     async def _plain(self) -> RunResult:

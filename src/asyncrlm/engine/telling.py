@@ -8,6 +8,7 @@ from typing import Any
 from ..events import (
     CellFinished,
     CellStarted,
+    ContextProgress,
     HistoryCompacted,
     ModelReplied,
     RunFinished,
@@ -55,6 +56,10 @@ class Telling:
                 tags=tags,
             )
         )
+
+    def context_came(self, name: str, received: int, total: int | None) -> None:
+        if self._tree.watched:
+            self._tree.emit(ContextProgress(**self._stamp(), name=name, received=received, total=total))
 
     def run_finished(
         self, *, seconds: float, stop_reason: str, response: str | None = None, error: str | None = None

@@ -218,7 +218,9 @@ class LocalSandbox(Sandbox):
 
     def _open_to_pass(self, open_file: Callable[[], int]) -> int:
         fd = open_file()
-        if not (self._copies_passed and os.fstat(fd).st_uid == os.geteuid()):
+        status = os.fstat(fd)
+        # Of a file without a name nothing is left that could be changed.
+        if not (self._copies_passed and status.st_uid == os.geteuid() and status.st_nlink):
             return fd
         # A descriptor comes with the host's mount, which is not read-only: through it the owner's mode and times could
         # be changed. So an owner's file is opened as the worker's own mounts have it, or passed as an unnamed copy.

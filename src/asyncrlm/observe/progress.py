@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 from ..events import (
     CellFinished,
     CellStarted,
+    ContextProgress,
     Event,
     HistoryCompacted,
     LimitReached,
@@ -50,6 +51,10 @@ _PENDING: Final = 1_000
 _STYLES: Final = {"head": "1", "dim": "2", "good": "32", "bad": "31", "warn": "33"}
 
 
+_IN_BYTES = ("bytes", "file", "text", "binary", "documents", "table")
+"""Kinds of contexts whose size is told in bytes."""
+
+
 class Progress:
     """A listener that writes what happens in a tree of runs, a line at a time.
 
@@ -82,6 +87,7 @@ class Progress:
         self._runs: dict[str, _Run] = {}
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
             RunStarted: self._run_started,
+            ContextProgress: self._context_came,
             SandboxOpened: self._sandbox_opened,
             SandboxDied: self._sandbox_died,
             TurnStarted: self._turn_started,
@@ -142,11 +148,19 @@ class Progress:
         subs = [name for name in event.sub_models if name != event.root_model]
         if subs:
             models += f" (sub-calls: {', '.join(subs)})"
-        unit = "bytes" if event.prompt_type in ("bytes", "file") else "characters"
+        unit = "bytes" if event.prompt_type in _IN_BYTES else "characters"
         size = f"{event.prompt_type}, {event.prompt_size:,} {unit}"
         self._say(event, f"{what} {event.run_id[:8]}: {models}; context: {size}", "head")
         if event.root_prompt:
             self._say(event, f"  question: {event.root_prompt}")
+
+    def _context_came(self, event: ContextProgress) -> None:
+        run = self._of(event)
+        now = self._clock()
+        if event.received == event.total or now - run.context_told >= 1.0:
+            run.context_told = now
+            of = "" if event.total is None else f" of {event.total:,}"
+            self._say(event, f"context: {event.name}, {event.received:,}{of} bytes", "dim")
 
     def _sandbox_opened(self, event: SandboxOpened) -> None:
         text = f"  environment: {event.environment}, ready in {event.seconds * 1000:.0f} ms"
@@ -285,6 +299,7 @@ class _Run:
     failed: int = 0
     unsaid: bool = False
     said_at: float | None = None
+    context_told: float = float("-inf")
     said_started: bool = False
     """In this turn, that there are sub-calls."""
     waits: int = 0

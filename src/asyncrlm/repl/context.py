@@ -6,6 +6,7 @@ import datetime as dt
 import decimal
 import io
 import json
+import os
 import pickle
 import uuid
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from msgspec import Struct, structs
 
 from ..errors import ConfigurationError
 from .files import HostFile, HostFiles, found, found_all
+from .tables import describe_table, encode_table, library_of
 from .worker import codec
 from .worker.records import fields_of
 
@@ -33,10 +35,15 @@ _LONG_INT = 10_000
 
 SUPPORTED = (
     "a str, bytes, a number or date, a dict, list, tuple or set of plain data, a dataclass, msgspec.Struct or pydantic "
-    "model of it, or a pathlib.Path to a text file, a folder or a pattern such as docs/*.md, or a list of such paths"
+    "model of it, a pathlib.Path to a text file, a folder or a pattern such as docs/*.md, a list of such paths, an "
+    "httpx.URL, a file opened in binary mode, an asynchronous iterator of str or bytes, or a table of pandas, polars "
+    "or pyarrow"
 )
 
-Kind = Literal["str", "bytes", "number", "dict", "list", "tuple", "set", "record", "file", "text", "documents", "value"]
+Kind = Literal[
+    "str", "bytes", "number", "dict", "list", "tuple", "set", "record", "file", "text", "binary", "documents", "table",
+    "value",
+]  # fmt: skip
 
 
 class ContextInfo(Struct, frozen=True, kw_only=True):
@@ -57,7 +64,7 @@ class LoadPlan(Struct, frozen=True, kw_only=True):
     """How one variable gets to a worker, any number of times. One of `value`, `content`, `file`, `files` is given."""
 
     name: str
-    form: Literal["text", "bytes", "json", "pickle", "documents", "code", "lazy"]
+    form: Literal["text", "bytes", "json", "pickle", "documents", "code", "lazy", "binary", "table"]
     value: Any = None
     """The codec's form of a small value, sent in the frame; for "lazy" key, name and bytes of the file."""
     content: str | bytes | None = None
@@ -94,9 +101,14 @@ class LoadPlan(Struct, frozen=True, kw_only=True):
 
 
 def _contents(file: HostFile) -> Iterator[bytes]:
-    with open(file.open(), "rb", buffering=0) as opened:  # noqa: PTH123 - a descriptor
-        while data := opened.read(SLICE):
+    fd = file.open()
+    try:
+        at = 0
+        while data := os.pread(fd, SLICE, at):  # a descriptor may have a position that others share
             yield data
+            at += len(data)
+    finally:
+        os.close(fd)
 
 
 def file_text(file: HostFile) -> str:
@@ -134,7 +146,7 @@ def check_prompt_type(value: Any) -> None:
         ConfigurationError: if not; the message names what may.
     """
     known = (str, bytes, bytearray, memoryview, Path, *_NUMBERS, *_CONTAINERS, *_OTHERS)
-    if not isinstance(value, known) and fields_of(value) is None:
+    if not isinstance(value, known) and fields_of(value) is None and library_of(value) is None:
         raise _unsupported("the prompt", value)
 
 
@@ -148,15 +160,15 @@ def resolved(value: Any, *, lazy: bool = False) -> Any:
     Raises:
         ConfigurationError: for paths that can't be a context.
     """
-    if isinstance(value, Path):
-        what: Any = found(value)
+    if isinstance(value, (Path, HostFile)):
+        what: Any = value if isinstance(value, HostFile) else found(value)
         if isinstance(what, HostFile):
-            return structs.replace(what, lazy=lazy or what.size > MAX_PATH_BYTES)
+            return structs.replace(what, lazy=lazy or what.lazy or what.size > MAX_PATH_BYTES)
     elif isinstance(value, (list, tuple)) and value and all(isinstance(item, Path) for item in cast("Any", value)):
         what = found_all(cast("list[Path]", value))
     else:
-        if lazy and not isinstance(value, HostFile):
-            raise ConfigurationError("lazy=True is for a pathlib.Path to one text file")
+        if lazy:
+            raise ConfigurationError("lazy=True is for a pathlib.Path to one text file, or a stream of text")
         return cast("Any", value)
     if what.size > MAX_PATH_BYTES:
         raise ConfigurationError(
@@ -180,10 +192,16 @@ def describe(value: Any) -> ContextInfo:
     if isinstance(value, memoryview):
         return ContextInfo(kind="bytes", size=cast("memoryview[Any]", value).nbytes)
     if isinstance(value, HostFile):
-        return ContextInfo(kind="text" if value.lazy else "file", size=value.size, names=_names([value.name]))
+        names = _names([value.name] if value.name else [])
+        kinds: dict[str, Kind] = {"lazy": "text", "text": "file", "binary": "binary", "bytes": "bytes"}
+        return ContextInfo(kind=kinds[_FORMS[value.text, value.lazy]], size=value.size, names=names)
     if isinstance(value, HostFiles):
         names = _names([file.name for file in value.files[:MOST_NAMES]])
         return ContextInfo(kind="documents", size=value.size, count=len(value.files), names=names)
+    if library_of(value) is not None:
+        table = describe_table(value)
+        names = _names(table.columns)
+        return ContextInfo(kind="table", size=table.size, count=table.rows, names=names, type=table.type)
     size, kind = _text_size(value), type(value).__name__
     if isinstance(value, _NUMBERS):
         return ContextInfo(kind="number", size=size, type=kind)
@@ -216,6 +234,15 @@ def _names(keys: Any) -> tuple[str, ...]:
     return tuple(shown)
 
 
+_FORMS: dict[tuple[bool, bool], Literal["lazy", "text", "binary", "bytes"]] = {
+    (True, True): "lazy",
+    (True, False): "text",
+    (False, True): "binary",
+    (False, False): "bytes",
+}
+"""Whether a file is text, and whether it stays a file → how it is loaded."""
+
+
 def plan_load(name: str, value: Any, *, tool: bool = False, lazy: bool = False) -> LoadPlan:
     """How to load `value`, which stays as it is. Encodes dicts and lists, so it may take time: call it in a thread.
 
@@ -242,9 +269,11 @@ def plan_load(name: str, value: Any, *, tool: bool = False, lazy: bool = False) 
             return LoadPlan(name=name, form="json", value=codec.encode(data))
         return LoadPlan(name=name, form="bytes", content=data)
     if isinstance(value, HostFile):
-        return LoadPlan(name=name, form="lazy" if value.lazy else "text", file=value)
+        return LoadPlan(name=name, form=_FORMS[value.text, value.lazy], file=value)
     if isinstance(value, HostFiles):
         return LoadPlan(name=name, form="documents", files=value)
+    if not tool and library_of(value) is not None:
+        return _plan_table(name, value)
     try:
         encoded = codec.encode(value, name, strict=tool)
         text = json_text(encoded, separators=(",", ":"))
@@ -257,6 +286,15 @@ def plan_load(name: str, value: Any, *, tool: bool = False, lazy: bool = False) 
     if len(text) <= INLINE_JSON:
         return LoadPlan(name=name, form="json", value=encoded)
     return LoadPlan(name=name, form="json", content=text)
+
+
+def _plan_table(name: str, value: Any) -> LoadPlan:
+    try:
+        library, data = encode_table(value)
+    except Exception as error:
+        kind = type(value).__name__
+        raise ConfigurationError(f"{name}, a {kind}, can't be written for a sandbox: {error}") from error
+    return LoadPlan(name=name, form="table", value=library, content=data)
 
 
 def plan_tool(name: str, value: Any) -> LoadPlan:

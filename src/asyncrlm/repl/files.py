@@ -7,10 +7,12 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Self
 
 from msgspec import Struct
 
 from ..errors import ConfigurationError
+from .spool import Spool
 
 MOST_DOCUMENTS = 1_000_000
 """Files of one context."""
@@ -18,7 +20,7 @@ _MAGIC = frozenset("*?[")
 
 
 class HostFile(Struct, frozen=True, kw_only=True):
-    """A regular file of the host."""
+    """A regular file of the host, or what a stream was written to."""
 
     name: str
     """What it is called in cells: its name, or its path below the folder it was found in."""
@@ -29,6 +31,17 @@ class HostFile(Struct, frozen=True, kw_only=True):
     """A folder that it may not lead out of."""
     lazy: bool = False
     """Whether it stays a file in cells."""
+    text: bool = True
+    """Whether it is UTF-8 text; else bytes."""
+    odd: bool = False
+    """Whether the text has lone surrogates."""
+    spool: Spool | None = None
+    """Where it is, if it has no path."""
+
+    @classmethod
+    def spooled(cls, name: str, spool: Spool, *, text: bool, odd: bool = False) -> Self:
+        """What was written to `spool`."""
+        return cls(name=name, path=Path(name), size=spool.size, text=text, odd=odd, spool=spool)
 
     def open(self) -> int:
         """A descriptor for reading; the caller closes it.
@@ -37,6 +50,8 @@ class HostFile(Struct, frozen=True, kw_only=True):
             ConfigurationError: if what is there now is no regular file, or lies outside of `root`.
             OSError: if it can't be opened.
         """
+        if self.spool is not None:
+            return self.spool.open()
         _check_regular(self.path, self.path.stat())
         # Not to wait for, should something else have taken its place since.
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)

@@ -208,10 +208,10 @@ class Link:
         frame = Load(id=number, name=plan.name, form=plan.form, reserve=reserve, also=plan.also)
         self.changed = anyio.Event()
         self._load_error = None
-        if plan.inline or plan.form == "lazy":
+        if plan.inline or plan.form in ("lazy", "table"):
             frame.value = plan.value
         try:
-            if plan.file is not None and self.sandbox.passes_files:
+            if plan.file is not None and self.sandbox.passes_files and not plan.file.odd:
                 frame.descriptor = True
                 self.channel.begin_load(number)
                 await self.channel.send_with_file(frame, plan.file.open)

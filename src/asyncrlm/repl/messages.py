@@ -48,7 +48,8 @@ class Load(_Frame, tag="load"):
 
     `form`: "text" (UTF-8 with surrogatepass), "bytes", "json" (codec values), "pickle" (host → worker only),
     "code" (executed; the variable is what it binds under `name`), "documents" (an index and files), "lazy" (a file that
-    stays one: `value` is what `file` calls name it by, its name and its bytes).
+    stays one: `value` is what `file` calls name it by, its name and its bytes), "binary" (an open file), "table"
+    (`value` is its library and class).
     """
 
     id: int

@@ -17,6 +17,8 @@ import msgspec
 from ..errors import ConfigurationError
 from .context import LoadPlan, plan_load
 from .files import HostFile
+from .gather import gathered, is_stream
+from .web import Web, is_url
 from .worker import codec
 from .worker.characters import BLOCK, Counts, characters
 
@@ -85,6 +87,10 @@ class CharacterIndex:
         return self._counts.since(max(block, 0)).tobytes()
 
 
+def _unheard(_name: str, _received: int, _total: int | None) -> None:
+    """Progress that nobody asked for."""
+
+
 class Shelf:
     """What each new worker gets, in this order, and the files behind it.
 
@@ -103,6 +109,8 @@ class Shelf:
         if isinstance(value, (str, bytes)):
             plan = plan_load(name, value)
         else:
+            if is_stream(value) or is_url(value):
+                value = await gathered(value, lazy=lazy, web=Web(), threads=self._threads, tell=_unheard)
             make = functools.partial(plan_load, name, value, lazy=lazy)
             plan = await anyio.to_thread.run_sync(make, limiter=self._threads)
         return plan if also is None else msgspec.structs.replace(plan, also=also)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import io
 import json
 import mmap
 import os
@@ -25,7 +27,7 @@ def load(frame: dict[str, Any], descriptors: deque[int], counter: Callable[[str]
         ValueError: for text that is no UTF-8, or a value of an unknown form.
     """
     form = frame.get("form", "json")
-    if "value" in frame and form != "lazy":
+    if "value" in frame and form not in ("lazy", "table"):
         value = codec.decode(frame["value"])
         return _unpickle(value) if form == "pickle" else value
     own = frame.get("path") is not None
@@ -39,6 +41,10 @@ def load(frame: dict[str, Any], descriptors: deque[int], counter: Callable[[str]
         if form == "lazy":
             key, name, size = frame["value"]
             return Text(Source(os.dup(fd), codec.decode(name), size), counter(key))
+        if form == "binary":
+            return open(os.dup(fd), "rb")  # the cell's own
+        if form == "table":
+            return table(frame["value"], _read(fd, "bytes", own))
         return _read(fd, form, own)
     finally:
         os.close(fd)
@@ -50,6 +56,25 @@ def _unpickle(data: Any) -> Any:
     import pickle  # noqa: PLC0415 - few hosts send any
 
     return pickle.loads(data)
+
+
+def table(kind: str, data: bytes) -> Any:
+    """A table of the library that `kind` names."""
+    library, _, name = kind.partition(".")
+    try:
+        if library == "pandas":
+            return _unpickle(data)
+        if library == "polars":
+            polars: Any = importlib.import_module("polars")
+            frame = polars.read_ipc_stream(io.BytesIO(data))
+            return frame.to_series() if name == "Series" else frame
+        found: Any = importlib.import_module("pyarrow.ipc").open_stream(data).read_all()
+        return found.combine_chunks().to_batches()[0] if name == "RecordBatch" and found.num_rows else found
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"the context is a table of {library}, and here there is no {error.name}: install it where cells run, or "
+            "give the table as text, such as by .to_csv()"
+        ) from None
 
 
 def _read(fd: int, form: str, own: bool) -> Any:

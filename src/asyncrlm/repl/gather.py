@@ -1,0 +1,128 @@
+"""What a prompt is once all of it is there: streams are written to a file, paths are looked up, the web is fetched."""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import AsyncIterable, Callable
+from typing import Any, Protocol, cast
+
+import anyio
+import anyio.to_thread
+
+from ..errors import ConfigurationError
+from .context import check_prompt_type, resolved
+from .files import HostFile
+from .spool import Spool
+from .web import Web, fetch, is_url
+
+Tell = Callable[[str, int, "int | None"], None]
+"""Is told a name, the bytes that came, and how many there will be, where that is known."""
+PIECE = 1 << 20
+"""Bytes read or written at a time."""
+
+
+class BinaryFile(Protocol):
+    """A file that was opened for reading bytes."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+def is_stream(value: Any) -> bool:
+    """Whether `value` is read only once: an open file or an asynchronous iterator."""
+    return isinstance(value, AsyncIterable) or callable(getattr(value, "read", None))
+
+
+def check_given(value: Any) -> None:
+    """Whether `value` may be the prompt of a run.
+
+    Raises:
+        ConfigurationError: if not; the message names what may.
+    """
+    if is_stream(value):
+        check_stream(value)
+    elif not is_url(value):
+        check_prompt_type(value)
+
+
+def check_stream(value: Any) -> None:
+    """Whether a stream is one of bytes, or of what is asked for.
+
+    Raises:
+        ConfigurationError: for a file that was opened as text.
+    """
+    if isinstance(value, io.TextIOBase):
+        raise ConfigurationError("the prompt is a file opened as text; open it in binary mode or give its path")
+
+
+async def gathered(value: Any, *, lazy: bool, web: Web, threads: anyio.CapacityLimiter, tell: Tell) -> Any:
+    """`value`, or the files that hold it.
+
+    Raises:
+        ConfigurationError: if it can't be had.
+    """
+    if is_url(value):
+        file = await fetch(str(value), web, threads, tell)
+    elif isinstance(value, AsyncIterable):
+        file = await _iterated(cast("AsyncIterable[Any]", value), threads, tell)
+    elif is_stream(value):
+        check_stream(value)
+        file = await anyio.to_thread.run_sync(_read, value, limiter=threads)
+        tell("file", file.size, file.size)
+    else:
+        return await anyio.to_thread.run_sync(
+            functools.partial(resolved, value, lazy=lazy), abandon_on_cancel=True, limiter=threads
+        )
+    return resolved(file, lazy=lazy)
+
+
+async def _iterated(pieces: AsyncIterable[Any], threads: anyio.CapacityLimiter, tell: Tell) -> HostFile:
+    spool = Spool()
+    kind: type[Any] | None = None
+    held: list[bytes] = []
+    size = 0
+    odd = False
+    async for piece in pieces:
+        base = str if isinstance(piece, str) else bytes
+        if not isinstance(piece, (str, bytes, bytearray, memoryview)) or kind not in (None, base):
+            raise ConfigurationError(
+                f"an asynchronous iterator as prompt gives str or bytes, all of one kind; this one gave "
+                f"{type(cast('Any', piece)).__name__} after {kind.__name__ if kind else 'nothing'}"
+            )
+        kind = base
+        if isinstance(piece, str):
+            try:
+                data = piece.encode("utf-8")
+            except UnicodeEncodeError:
+                odd, data = True, piece.encode("utf-8", "surrogatepass")
+        else:
+            data = bytes(cast("bytes", piece))
+        held.append(data)
+        size += len(data)
+        if size >= PIECE:
+            await anyio.to_thread.run_sync(spool.write, b"".join(held), limiter=threads)
+            held, size = [], 0
+            tell("iterator", spool.size, None)
+    await anyio.to_thread.run_sync(spool.write, b"".join(held), limiter=threads)
+    tell("iterator", spool.size, spool.size)
+    return HostFile.spooled("", spool, text=kind is not bytes, odd=odd)
+
+
+def _read(file: BinaryFile) -> HostFile:
+    """All that is left of an open file, whose position is put back where it can be."""
+    spool = Spool()
+    tell: Any = getattr(file, "tell", None)
+    try:
+        begin = tell()
+    except Exception:  # noqa: BLE001 -- a pipe, or a file that knows no position
+        begin = None
+    try:
+        while data := file.read(PIECE):
+            if isinstance(data, str):
+                raise ConfigurationError("the prompt is a file opened as text; open it in binary mode")
+            spool.write(data)
+        if begin is not None:
+            cast("Any", file).seek(begin)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"the file given as prompt can't be read: {error}") from error
+    return HostFile.spooled("", spool, text=False)
