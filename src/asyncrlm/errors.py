@@ -193,7 +193,16 @@ class LMError(RLMError):
         charged: Whether the failed request may have been paid for: it was sent, and the reply was lost.
         usage: What a charged one used, where the provider said so.
         rate: What the provider said of its rate limits, where it did.
+        model: Which model it was, where a server was asked.
+        where: The server's address, where it answered.
+        attempts: How often it was tried.
+        enough: After how many attempts to give up, where that is before the usual number.
     """
+
+    model: str | None = None
+    where: str | None = None
+    attempts: int = 1
+    enough: int | None = None
 
     def __init__(
         self,
@@ -216,3 +225,14 @@ class LMError(RLMError):
         self.charged = charged
         self.usage = usage
         self.rate = rate
+
+    @property
+    def message(self) -> str:
+        """What went wrong, without whose fault it is."""
+        return super().__str__()
+
+    def __str__(self) -> str:
+        model = f"model {self.model!r}{f' at {self.where}' if self.where else ''}" if self.model else ""
+        tried = f"tried {self.attempts} times" if self.attempts > 1 else ""
+        about = ", ".join(part for part in (model, tried) if part)
+        return f"{self.message} ({about})" if about else self.message

@@ -288,7 +288,7 @@ def check_prompt(prompt: Any) -> str | list[dict[str, Any]]:
 
 def describe_error(error: BaseException) -> str:
     """What a cell reads of an error of the host: its text, never its traceback."""
-    text = str(error).strip()
+    text = (error.message if isinstance(error, LMError) else str(error)).strip()
     if isinstance(error, RLMError) and text:
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -96,7 +96,11 @@ def _settings(kwargs: dict[str, Any]) -> ConnectionSettings:
     if key is not None and token is not None:
         raise ConfigurationError("give api_key or auth_token, not both")
     origin = origin_of(base_url)
-    if not key and token is None and not headers & {"authorization", "x-api-key"} and is_anthropic(origin):
+    withheld, signed = None, bool(key or token is not None or headers & {"authorization", "x-api-key"})
+    if not signed and not is_anthropic(origin):
+        names = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
+        withheld = next((name for name in names if from_environment(name)), None)
+    elif not signed:
         key = from_environment("ANTHROPIC_API_KEY")
         token = None if key else from_environment("ANTHROPIC_AUTH_TOKEN")
         if key is None and token is None and origin == origin_of(BASE_URL):
@@ -105,6 +109,7 @@ def _settings(kwargs: dict[str, Any]) -> ConnectionSettings:
         vendor="anthropic",
         base_url=base_url,
         api_key=checked_api_key(key),
+        withheld=withheld,
         **common_settings(kwargs),
         sdk_kwargs={"auth_token": checked_key(token)} if token else {},
     )

@@ -290,14 +290,17 @@ def _where_texts_part(then: str, now: str) -> str:
     return f"at character {common + 1}: it was {then[start : common + 60]!r} and is {now[start : common + 60]!r}"
 
 
+_OF_ERRORS = ("kind", "status", "retryable", "model", "where", "attempts")
+
+
 def _encoded(outcome: LMReply | LMError | CutOff, bill: Sequence[Settlement] = ()) -> str:
     # With the standard library's ASCII, which keeps a lone surrogate.
     booked = {"booked": [msgspec.structs.asdict(each) for each in bill]} if bill else {}
     if isinstance(outcome, CutOff):
         return json.dumps(booked)
     if isinstance(outcome, LMError):
-        said = {"error": str(outcome), "kind": outcome.kind, "status": outcome.status, "retryable": outcome.retryable}
-        return json.dumps(said | booked)
+        error = {name: getattr(outcome, name) for name in _OF_ERRORS}
+        return json.dumps({"error": outcome.message} | error | booked)
     return json.dumps(
         {
             "text": outcome.text,
@@ -316,6 +319,9 @@ def _decoded(text: str) -> tuple[LMReply | LMError | CutOff, list[Settlement]]:
     if not fields:
         return CutOff(), bill
     if "error" in fields:
-        return LMError(fields.pop("error"), **fields), bill
+        error = LMError(fields.pop("error"))
+        for name, value in fields.items():
+            setattr(error, name, value)
+        return error, bill
     fields["usage"] = LMUsage(**fields["usage"])
     return LMReply(**fields, cached=True), bill

@@ -9,8 +9,9 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
 
 import anyio
 import msgspec
@@ -19,7 +20,7 @@ from msgspec import Struct
 from ...errors import LMError
 from ..base import LMClient, LMDelta, LMReply, LMRequest
 from ..pacing.limits import rate_hints
-from .endpoints import fingerprint, header_problem
+from .endpoints import fingerprint, header_problem, is_loopback
 from .pool import ConnectionSettings, fault_types, http_library
 from .replies import error_of_status
 from .secrecy import redacted, secret_texts, unlogged_queries
@@ -114,7 +115,7 @@ class Connection:
         except self._faults as fault:
             raise self._classified(fault, _with_signature(secrets, request)) from fault
         except LMError as error:
-            error.args = (redacted(error.args[0], _with_signature(secrets, request)),)
+            self._tell(error, _with_signature(secrets, request))
             raise
         return self._finished(reply, began, response)
 
@@ -147,14 +148,14 @@ class Connection:
                     raise self._classified(fault, secrets, begun=True) from fault
                 if response.status_code != 200:
                     raise self._refused(response, secrets)
-                reply = self._finished(_parsed(parse, response.content, secrets), began, response)
+                reply = self._finished(self._parsed(parse, response.content, secrets), began, response)
                 yield LMDelta(text=reply.text, reasoning=reply.reasoning or "", reply=reply)
                 return
             lines, chunks, more = EventLines(), response.aiter_bytes(), True
             while more and not assembler.done:
                 events, more = await self._next_events(lines, chunks, deadline, secrets)
                 for data in events:
-                    if (delta := _parsed(assembler.feed, data, secrets)) is not None:
+                    if (delta := self._parsed(assembler.feed, data, secrets)) is not None:
                         yield delta
             # Read to the end, which comes at once, or the connection could not be used again.
             with anyio.move_on_after(1):
@@ -166,6 +167,18 @@ class Connection:
                 await response.aclose()
                 if chunks is not None:
                     await self._exhausted(chunks)
+
+    def _parsed(self, parse: Callable[[bytes], Any], data: bytes, secrets: tuple[str, ...]) -> Any:
+        try:
+            return parse(data)
+        except LMError as error:
+            self._tell(error, secrets)
+            raise
+
+    def _tell(self, error: LMError, secrets: tuple[str, ...]) -> None:
+        """Say where an error comes from, and no secret."""
+        error.args = (redacted(error.message, secrets),)
+        error.where = redacted(self._where, secrets)
 
     async def _exhausted(self, chunks: Any) -> None:
         """End the generators that read a closed response, so that none is left to the garbage collector."""
@@ -223,9 +236,19 @@ class Connection:
                 status=response.status_code,
             )
         error = self._endpoint.failure(response.status_code, response.headers, response.content)
-        error.args = (redacted(error.args[0], secrets),)
+        error.args = (error.message + self._advice(response.status_code),)
+        self._tell(error, secrets)
         error.rate = rate_hints(response.headers)
         return error
+
+    def _advice(self, status: int) -> str:
+        settings = self._settings
+        if status in (401, 403) and settings.withheld is not None:
+            key = 'backend_kwargs={"api_key": …}'
+            return f"; {settings.withheld} is not sent to {self.host}, for which it may not be meant: pass {key}"
+        if status == 404 and settings.vendor == "openai" and not urlsplit(settings.base_url or "/v1").path:
+            return "; base_url has no path: most servers have the API under /v1"
+        return ""
 
     def _classified(self, fault: Exception, secrets: tuple[str, ...], *, begun: bool = False) -> LMError:
         """The error for a request that got no response, or with `begun` only a part of one."""
@@ -250,7 +273,7 @@ class Connection:
         )
         lost = begun or not refused
         why = _unreachable(causes) or text
-        return LMError(
+        error = LMError(
             f"lost the connection to {self.host} ({text})"
             if lost
             else f"no connection to {self._where}: {why}; is the server running, and is base_url right?",
@@ -258,6 +281,9 @@ class Connection:
             retryable=begun or not permanent,
             charged=begun or (not refused and not permanent),
         )
+        if not lost and why == _REFUSED and is_loopback(("", self.host, 0)):
+            error.enough = 2  # it is not on its way here: nobody listens
+        return error
 
 
 @contextmanager
@@ -286,10 +312,21 @@ class HttpClient(LMClient):
         raise NotImplementedError
 
     async def acomplete(self, request: LMRequest) -> LMReply:
-        return await self._connection.complete(self._call(request, stream=False), self._parse)
+        try:
+            return await self._connection.complete(self._call(request, stream=False), self._parse)
+        except LMError as error:
+            error.model = self.model
+            raise
 
-    def astream(self, request: LMRequest) -> AsyncGenerator[LMDelta]:
-        return self._connection.stream(lambda: self._call(request, stream=True), self._parse, self._assembler())
+    async def astream(self, request: LMRequest) -> AsyncGenerator[LMDelta]:
+        pieces = self._connection.stream(lambda: self._call(request, stream=True), self._parse, self._assembler())
+        async with aclosing(pieces):
+            try:
+                async for piece in pieces:
+                    yield piece
+            except LMError as error:
+                error.model = self.model
+                raise
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.model} at {self._connection.host}>"
@@ -298,20 +335,14 @@ class HttpClient(LMClient):
 _OF_THE_LIBRARY = frozenset({"accept", "accept-encoding", "connection", "user-agent"})
 """Headers that an http client has without its owner's doing."""
 
+_REFUSED = "connection refused"
+
 _SIGNATURES = ("authorization", "api-key", "x-api-key", "x-goog-api-key", "x-portkey-api-key")
 
 
 def _with_signature(secrets: tuple[str, ...], request: Any) -> tuple[str, ...]:
     """All that a failure must not repeat: what the caller's own http client signed the request with, too."""
     return secrets + secret_texts(request.headers.get(name) for name in _SIGNATURES)
-
-
-def _parsed(parse: Callable[[bytes], Any], data: bytes, secrets: tuple[str, ...]) -> Any:
-    try:
-        return parse(data)
-    except LMError as error:
-        error.args = (redacted(error.args[0], secrets),)
-        raise
 
 
 def _until(deadline: float | None) -> Any:
@@ -330,7 +361,7 @@ def _unreachable(causes: list[BaseException]) -> str | None:
     if any(isinstance(error, socket.gaierror) for error in errors):
         return "the name of the host is not known"
     if any(isinstance(error, ConnectionRefusedError) for error in errors):
-        return "connection refused"
+        return _REFUSED
     return None
 
 

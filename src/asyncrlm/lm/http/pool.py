@@ -35,6 +35,8 @@ class ConnectionSettings(Struct, frozen=True, kw_only=True, eq=False):
     """None where the vendor's SDK knows it."""
     api_key: ApiKey | None
     """None for a server that wants no key: no header with one is sent."""
+    withheld: str | None = None
+    """The environment variable with a key that is not sent, since it is meant for another host."""
     timeout: Any = DEFAULT_TIMEOUT
     """Seconds for the whole of one attempt, an `httpx2.Timeout`, or None for no limit."""
     default_headers: Mapping[str, str] = {}

@@ -15,6 +15,7 @@ from ..http.endpoints import (
     checked_key,
     fingerprint_of,
     from_environment,
+    is_ambient,
     is_loopback,
     is_openai,
     key_from_environment,
@@ -101,14 +102,18 @@ def _connection_settings(backend: str, preset: Preset, kwargs: dict[str, Any]) -
     api_key = checked_api_key(kwargs.pop("api_key", None))
     origin = origin_of(base_url) if base_url is not None else ("https", "api.openai.com", 443)
     headers = checked_headers(kwargs.get("default_headers"))
+    withheld = None
     if api_key is None and not headers & {"authorization", "api-key", "x-api-key"}:
         api_key = key_from_environment(origin)
         api_key = checked_key(api_key) if api_key else None
         if api_key is None and needs_key(origin):
             raise missing_key(backend, key_variable_for(origin))
+        if api_key is None and not is_ambient(origin) and from_environment("OPENAI_API_KEY"):
+            withheld = "OPENAI_API_KEY"
     return ConnectionSettings(
         base_url=base_url,
         api_key=api_key,
+        withheld=withheld,
         **common_settings(kwargs),
         sdk_kwargs={name: value for name, value in kwargs.items() if value is not None},
     )

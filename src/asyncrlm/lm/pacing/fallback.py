@@ -90,13 +90,17 @@ def all_failed(failures: Sequence[tuple[Member, LMError]]) -> LMError:
     all_wait = retryable and len(waits) == sum(error.retryable for _, error in failures)
     kinds: list[LMErrorKind] = [error.kind for _, error in failures if error.retryable]
     return LMError(
-        "all models failed: " + "; ".join(f"{member.client.model}: {error}" for member, error in failures),
+        "all models failed: " + "; ".join(_said(member.client.model, error) for member, error in failures),
         kind=kinds[0] if kinds else first.kind,
         status=first.status,
         retryable=retryable,
         retry_after=min(waits) if all_wait else None,
         charged=any(error.charged for _, error in failures),
     )
+
+
+def _said(model: str, error: LMError) -> str:
+    return f"{model}{f' at {error.where}' if error.where else ''}: {error.message}"
 
 
 def priced(reply: LMReply, price: Price | None) -> LMReply:

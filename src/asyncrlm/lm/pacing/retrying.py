@@ -59,6 +59,9 @@ async def retried(
     enough = stop_after_attempt(attempts)
 
     def no_more(state: RetryCallState) -> bool:
+        error = _error_of(state)
+        if error is not None and error.enough is not None and state.attempt_number >= error.enough:
+            return True
         return enough(state) or anyio.current_time() + state.upcoming_sleep > deadline
 
     def tell(state: RetryCallState) -> None:

@@ -106,6 +106,7 @@ class Sending:
         try:
             return await self._attempt()
         except LMError as error:
+            error.attempts = 1  # a client may raise one object again and again
             if attempts <= 1 or not may_pass(error):
                 raise
             failure = error
@@ -117,6 +118,9 @@ class Sending:
 
         try:
             return await retried(self._attempt, failure, attempts=attempts, deadline=self._due(), on_wait=waiting)
+        except LMError as error:
+            error.attempts = self._attempts
+            raise
         finally:
             # An error's traceback holds this frame: without the circle the request is freed at once.
             del failure
