@@ -108,7 +108,7 @@ def test_wrong_arguments_are_refused_before_anything_runs() -> None:
     rlm = RLM(scripted())
     with pytest.raises(ConfigurationError, match="max_depth"), rlm.stream("CTX", max_depth=-1):
         pass
-    with pytest.raises(ConfigurationError, match="of type int"), rlm.stream(5) as events:
+    with pytest.raises(ConfigurationError, match="of type object"), rlm.stream(object()) as events:
         list(events)
     rlm.close()
 
