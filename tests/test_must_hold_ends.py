@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from .cases.runs import nothing_left, processes
 from .helpers import killed_at_the_end
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
     from pathlib import Path
 
     from asyncrlm.events import Event
@@ -280,3 +281,68 @@ async def test_cancelling_at_any_step_of_the_loop_leaves_nothing(first: Sequence
                     await anyio.lowlevel.checkpoint()
                 group.cancel_scope.cancel()
             await _nothing_goes_on(root, sub)
+
+
+async def _completion(rlm: AsyncRLM) -> None:
+    await rlm.acompletion("CTX", QUESTION)
+
+
+async def _stream(rlm: AsyncRLM) -> None:
+    async with rlm.astream("CTX", QUESTION) as events:
+        async for _ in events:
+            pass
+
+
+async def _entered(rlm: AsyncRLM) -> None:
+    async with rlm:
+        await rlm.acompletion("CTX", QUESTION)
+
+
+async def _chat(rlm: AsyncRLM) -> None:
+    async with rlm, rlm.session() as chat:
+        await chat.acompletion("CTX", QUESTION)
+
+
+async def _chat_closed(rlm: AsyncRLM) -> None:
+    async with rlm.session() as chat:
+        await chat.acompletion("CTX", max_depth=0)
+        await chat.aclose()
+    await rlm.aclose()
+
+
+async def _persistent(rlm: AsyncRLM) -> None:
+    async with AsyncRLM(ScriptedRoot([submit("'done'")] * 2), persistent=True) as kept:
+        await kept.acompletion("CTX", QUESTION)
+
+
+async def _repl(rlm: AsyncRLM) -> None:
+    async with Repl(context="CTX") as repl:
+        await repl.load("context_1", "more")
+        await repl.execute("print(context, context_1)")
+        await repl.execute("import time\ntime.sleep(600)")
+
+
+DOORS = [_completion, _stream, _entered, _chat, _chat_closed, _persistent, _repl]
+
+
+@one
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("first", [SOME, pytest.param(MANY, marks=pytest.mark.soak)], ids=["some", "many"])
+@pytest.mark.usefixtures("no_leaks")
+async def test_a_cancelled_task_leaves_nothing(
+    first: Sequence[int], times: int, door: Callable[[AsyncRLM], Awaitable[None]], folder: Path
+) -> None:
+    for steps in first:
+        rlm, root, sub = _tree()
+        with nothing_left(), anyio.fail_after(10):
+            task = asyncio.ensure_future(door(rlm))
+            for _ in range(times):
+                for _ in range(steps if not task.cancelling() else 2):
+                    await anyio.lowlevel.checkpoint()
+                ended = task.done()
+                task.cancel()
+            await asyncio.wait([task])
+            assert task.cancelled() or (ended and task.exception() is None)
+            await _nothing_goes_on(root, sub)
+        assert [path.name for path in folder.rglob("*")] == []

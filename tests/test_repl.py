@@ -389,13 +389,13 @@ async def test_a_repl_never_closed_warns() -> None:
     with anyio.fail_after(10):
         repl = Repl()
         await repl.__aenter__()
-        stack = repl._stack
-        assert stack is not None
+        held = repl._held
+        assert held is not None
         holder = [repl]
         del repl
         with pytest.warns(ResourceWarning, match="unclosed <Repl local, open"):
             holder.clear()  # the last reference
-        await stack.aclose()
+        await held.__aexit__(None, None, None)
 
 
 @pytest.mark.parametrize(

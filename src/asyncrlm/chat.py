@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from .engine.completions import Completions, EventStream
 from .engine.conversation import Conversation
+from .engine.doors import behind_door
 from .types import RLMChatCompletion
 
 
@@ -61,8 +62,11 @@ class Chat:
         Raises:
             ConfigurationError: if the session is not open, is closed meanwhile, or belongs to another event loop.
         """
-        call = self._completions.prepare(overrides)
-        return await self._completions.complete(call, prompt, root_prompt, tags, conversation=self.conversation)
+        completions, conversation = self._completions, self.conversation
+        call = completions.prepare(overrides)
+        return await behind_door(
+            lambda: completions.complete(call, prompt, root_prompt, tags, conversation=conversation)
+        )
 
     @asynccontextmanager
     async def astream(

@@ -11,6 +11,7 @@ from typing import Any, Never, Self
 from .chat import Chat
 from .engine.completions import Completions, EventStream
 from .engine.configure import configure
+from .engine.doors import behind_door
 from .engine.settings import (
     DEFAULT_BACKEND,
     DEFAULT_CACHE_SIZE,
@@ -207,7 +208,8 @@ class AsyncRLM:
             SandboxLost: when cells can't be run.
         """
         completions = self._completions
-        return await completions.complete(completions.prepare(overrides), prompt, root_prompt, tags)
+        call = completions.prepare(overrides)
+        return await behind_door(lambda: completions.complete(call, prompt, root_prompt, tags))
 
     @asynccontextmanager
     async def astream(

@@ -15,6 +15,7 @@ from ..types import RLMChatCompletion
 from .call import Call
 from .configure import check_call, check_overrides
 from .conversation import Conversation
+from .doors import behind_door
 from .groups import one_error
 from .run import Run
 from .scope import EngineScope
@@ -70,11 +71,16 @@ class Completions:
 
     async def aclose(self) -> None:
         """Leave once; what is entered is kept open by the runs under way."""
-        if self._implicit is not None:
-            await self._implicit.aclose()
-        if self._entered:
-            self._entered -= 1
-            await self._engine.release()
+        await behind_door(self._leave)
+
+    async def _leave(self) -> None:
+        try:
+            if self._implicit is not None:
+                await self._implicit.aclose()
+        finally:
+            if self._entered:
+                self._entered -= 1
+                await self._engine.release()
 
     def forget(self) -> None:
         """Leave what is open to the process this one was forked from."""

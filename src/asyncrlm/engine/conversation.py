@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -15,6 +15,7 @@ from ..repl.resources import DepthScope
 from ..repl.session import Session, SubCall
 from . import prompts as words
 from .call import Call
+from .doors import BehindDoor, behind_door
 from .scope import EngineScope
 from .settings import Configuration
 
@@ -33,7 +34,7 @@ class Conversation:
         self._loop: EventLoopToken | None = None
         self._turn = anyio.Lock()
         self._scopes: set[anyio.CancelScope] = set()  # of the completions under way and of those that wait
-        self._stack: AsyncExitStack | None = None
+        self._held: BehindDoor[Session] | None = None
         self._session: Session | None = None
         self._number = 0
         self._running: int | None = None
@@ -51,37 +52,47 @@ class Conversation:
     async def __aenter__(self) -> Self:
         if self._state != "new":
             raise ConfigurationError("a session can be entered once; open another one")
+        held = BehindDoor(self._opened())
+        self._session = await held.__aenter__()
+        self._held = held
+        self._loop = current_token()
+        self._state = "open"
+        return self
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncGenerator[Session]:
         configuration = self._configuration
-        async with AsyncExitStack() as stack:
-            scope = await stack.enter_async_context(self._engine.lease())
-            session = Session(
+        async with (
+            self._engine.lease() as scope,
+            Session(
                 configuration.environment,
                 DepthScope(scope, 0),
                 _Nobody(),
                 tools=configuration.tools,
                 raise_errors=configuration.limits.on_subcall_error == "raise",
                 outlives_calls=True,
-            )
-            self._session = await stack.enter_async_context(session)
-            self._stack = stack.pop_all()
-        self._loop = current_token()
-        self._state = "open"
-        return self
+            ) as session,
+        ):
+            yield session
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
-        await self.aclose()
-        stack, self._stack = self._stack, None
-        return None if stack is None else await stack.__aexit__(kind, error, traceback)
+        self._close()
+        held, self._held = self._held, None
+        return None if held is None else await held.__aexit__(kind, error, traceback)
 
     async def aclose(self) -> None:
         """End the REPL, and with it the completions that run or wait. Twice is fine; any task may do it."""
+        if self._close() and self._session is not None:
+            await behind_door(self._session.aclose)
+
+    def _close(self) -> bool:
+        """Whether it was open until now."""
         was, self._state = self._state, "closed"
-        if was == "open" and self._session is not None:
-            for scope in self._scopes:
-                scope.cancel()
-            await self._session.aclose()
+        for scope in self._scopes if was == "open" else ():
+            scope.cancel()
+        return was == "open"
 
     def check(self) -> None:
         """Whether a completion can begin here.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import time
 import uuid
 import warnings
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -37,6 +38,7 @@ from .approval import Approval
 from .asking import Asking
 from .configure import checked_environment, checked_function, checked_pacer, checked_replies, checked_tenant
 from .door import ModelDoor
+from .doors import BehindDoor, behind_door
 from .prompts import DEFAULT_PROMPTS
 from .settings import (
     DEFAULT_CACHE_SIZE,
@@ -125,7 +127,7 @@ class Repl:
         hook = checked_function("approve", approve)
         self._approval = None if hook is None else Approval(hook, on_failure=_log_failure)
         self._raise_errors = limits.on_subcall_error == "raise"
-        self._stack: AsyncExitStack | None = None
+        self._held: BehindDoor[Session] | None = None
         self._session: Session | None = None
         self._services: _Asking | None = None
         self._executing = False
@@ -133,11 +135,20 @@ class Repl:
     async def __aenter__(self) -> Self:
         if self._state != "new":
             raise RuntimeError("a Repl can be entered once")
-        async with AsyncExitStack() as stack:
-            scope = await stack.enter_async_context(ResourceScope())
+        opening = copy.copy(self)  # whoever keeps it open must not keep this one from being collected
+        held = BehindDoor(opening._ready())
+        self._session = await held.__aenter__()
+        self._services, self._tools = opening._services, opening._tools
+        self._held = held
+        self._state = "open"
+        return self
+
+    @asynccontextmanager
+    async def _ready(self) -> AsyncGenerator[Session]:
+        async with ResourceScope() as scope:
             self._services = _Asking(self._model, self._door(scope), self._timeout, scope.threads)
             self._tools = await with_servers(self._tools, self._servers, scope)
-            session = Session(
+            async with Session(
                 self._environment,
                 scope,
                 self._services,
@@ -149,14 +160,11 @@ class Repl:
                 ),
                 raise_errors=self._raise_errors,
                 show_values=True,
-            )
-            self._session = await stack.enter_async_context(session)
-            if self._context is not None:
-                await session.load("context", self._context, lazy=self._lazy)
-            await session.ready()
-            self._stack = stack.pop_all()
-        self._state = "open"
-        return self
+            ) as session:
+                if self._context is not None:
+                    await session.load("context", self._context, lazy=self._lazy)
+                await session.ready()
+                yield session
 
     def _door(self, scope: ResourceScope) -> ModelDoor:
         run_id = uuid.uuid4().hex
@@ -174,8 +182,8 @@ class Repl:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
         self._state = "closed"
-        stack, self._stack = self._stack, None
-        return None if stack is None else await stack.__aexit__(kind, error, traceback)
+        held, self._held = self._held, None
+        return None if held is None else await held.__aexit__(kind, error, traceback)
 
     async def load(self, name: str, value: Any, *, lazy: bool = False) -> None:
         """Bind another context, such as "context_1". The arguments are as `context` and `lazy` of the constructor.
@@ -185,7 +193,8 @@ class Repl:
             SandboxLost: if no worker can be had, or it dies of it.
         """
         check_context_name(name, self._tools)
-        await self._opened().load(name, value, lazy=lazy)
+        session = self._opened()
+        await behind_door(lambda: session.load(name, value, lazy=lazy))
 
     async def execute(self, code: str) -> REPLResult:
         """Run one cell. What it raises is in the result, what the host can't do is raised here.
@@ -198,7 +207,11 @@ class Repl:
             LMError: of kind "replay_miss", if it asked what was not recorded.
             RuntimeError: if the Repl is not open, or another cell is under way.
         """
-        session, services = self._opened(), self._services
+        session = self._opened()
+        return await behind_door(lambda: self._execute(session, code))
+
+    async def _execute(self, session: Session, code: str) -> REPLResult:
+        services = self._services
         if services is None or self._executing:
             return _result(await session.execute(code), [])  # which refuses a second cell beside the first
         self._executing = True

@@ -117,14 +117,15 @@ class Session:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
-        await self.aclose()
         group = self._entered()
-        group.cancel_scope.cancel()
-        if isinstance(error, Exception):
-            # The group would wrap it. Its tasks raise nothing: what they meet is told through the link.
-            await group.__aexit__(None, None, None)
-            return None
-        return await group.__aexit__(kind, error, traceback)
+        try:
+            await self.aclose()
+        finally:
+            group.cancel_scope.cancel()
+            # Its tasks raise nothing: what they meet is told through the link. And it would wrap what the block raised.
+            wrapped = isinstance(error, Exception)
+            caught = await (group.__aexit__(None, None, None) if wrapped else group.__aexit__(kind, error, traceback))
+        return None if wrapped else caught
 
     async def aclose(self) -> None:
         """End the worker; nothing more can be run. Whoever entered the session still has to leave it."""
