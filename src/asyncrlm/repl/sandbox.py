@@ -179,6 +179,9 @@ class Environment(Struct, frozen=True, kw_only=True, dict=True):
     """Settings that users of this name may look for and that are not here → where they are."""
     settings: Settings = Settings()
 
+    async def prepare(self, scope: Scope) -> None:
+        """Start what runs are not to wait for, when an `AsyncRLM` is entered; raises as `open` does."""
+
     async def open(self, scope: Scope) -> Sandbox:
         """Start a worker. Returns before it said `ready`.
 
