@@ -305,7 +305,9 @@ async def _chat(rlm: AsyncRLM) -> None:
 
 async def _chat_closed(rlm: AsyncRLM) -> None:
     async with rlm.session() as chat:
-        await chat.acompletion("CTX", max_depth=0)
+        async with chat.astream("CTX", QUESTION) as events:
+            async for _ in events:
+                pass
         await chat.aclose()
     await rlm.aclose()
 
