@@ -11,6 +11,7 @@ import anyio.to_thread
 from ..errors import ConfigurationError
 from ..repl.context import file_text, json_text
 from ..repl.files import HostFile, HostFiles
+from ..repl.tables import library_of, table_text
 from ..repl.worker.records import fields_of
 
 
@@ -28,7 +29,7 @@ async def plain_text(prompt: Any, root_prompt: str | None, threads: anyio.Capaci
 
 
 def _as_text(prompt: Any) -> str:
-    """The text of a file or of bytes, other values as JSON, or as Python writes them where they have no JSON form."""
+    """The text of a file or of bytes, a table as CSV; others as JSON, or as Python writes what has no such form."""
     kind = type(prompt).__name__
     try:
         if isinstance(prompt, HostFile):
@@ -37,6 +38,8 @@ def _as_text(prompt: Any) -> str:
             return "\n\n".join([f"# {file.name}\n\n{file_text(file)}" for file in prompt.files])
         if isinstance(prompt, (bytes, bytearray, memoryview)):
             return bytes(cast("bytes", prompt)).decode("utf-8")
+        if library_of(prompt) is not None:
+            return table_text(prompt)
         value: Any = _plain(cast("object", prompt))
         try:
             return json_text(value, ensure_ascii=False, default=_plain)

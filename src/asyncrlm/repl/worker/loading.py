@@ -68,8 +68,8 @@ def table(kind: str, data: bytes) -> Any:
             polars: Any = importlib.import_module("polars")
             frame = polars.read_ipc_stream(io.BytesIO(data))
             return frame.to_series() if name == "Series" else frame
-        found: Any = importlib.import_module("pyarrow.ipc").open_stream(data).read_all()
-        return found.combine_chunks().to_batches()[0] if name == "RecordBatch" and found.num_rows else found
+        stream: Any = importlib.import_module("pyarrow.ipc").open_stream(data)
+        return stream.read_next_batch() if name == "RecordBatch" else stream.read_all()
     except ModuleNotFoundError as error:
         raise ImportError(
             f"the context is a table of {library}, and here there is no {error.name}: install it where cells run, or "
