@@ -9,7 +9,7 @@ import anyio
 import anyio.to_thread
 
 from ..errors import ConfigurationError
-from ..repl.context import file_text, json_text
+from ..repl.context import MAX_PATH_BYTES, file_text, json_text
 from ..repl.files import HostFile, HostFiles
 from ..repl.tables import library_of, table_text
 from ..repl.worker.records import fields_of
@@ -30,8 +30,12 @@ async def plain_text(prompt: Any, root_prompt: str | None, threads: anyio.Capaci
 
 def _as_text(prompt: Any) -> str:
     """The text of a file or of bytes, a table as CSV; others as JSON, or as Python writes what has no such form."""
-    kind = type(prompt).__name__
+    kind = prompt.__class__.__name__
     try:
+        if isinstance(prompt, (HostFile, HostFiles)):
+            kind = "path"
+        if isinstance(prompt, (HostFile, HostFiles)) and prompt.size > MAX_PATH_BYTES:
+            raise ValueError(f"it has {prompt.size:,} bytes, and at most {MAX_PATH_BYTES:,} can be read at once")
         if isinstance(prompt, HostFile):
             return file_text(prompt)
         if isinstance(prompt, HostFiles):

@@ -210,6 +210,7 @@ class Run:
             "show_values": tree.show_values,
             "on_tool": self._telling.tool_called,
             "on_sandbox": self._telling.sandbox_opened,
+            "on_upload": self._telling.context_went,
         }
         if conversation is None:
             scope = DepthScope(tree.scope, self.depth)
