@@ -26,6 +26,7 @@ from .tool_desk import ToolDesk
 from .tool_loading import load_tools
 from .tools import HostTools
 from .uploads import Tell
+from .web import Web
 
 GRACE = 2.0
 """Seconds between the first interrupt of a cell and the kill."""
@@ -201,13 +202,16 @@ class Session:
 
     # ---- contexts ----------------------------------------------------------------------------------------------------
 
-    async def load(self, name: str, value: Any, *, also: str | None = None, lazy: bool = False) -> None:
+    async def load(
+        self, name: str, value: Any, *, also: str | None = None, lazy: bool = False, web: Web | None = None
+    ) -> None:
         """Bind `name` in the worker, now and in each that replaces it. Before the session is entered: once it is.
 
         Args:
             name: Such as "context" or "history_1"; restored after each cell.
             also: Another name for it, that another value may have had.
-            lazy: Whether a text file stays a file, whatever its size.
+            lazy: Whether files stay files, whatever their size.
+            web: How a document of the web is fetched.
             value: What may be the prompt of a completion. It is not changed, and should not be changed by others while
                 the session lives.
 
@@ -216,7 +220,7 @@ class Session:
             SandboxLost: if no worker can be had, or it dies while loading.
         """
         with self._exclusively("load"):
-            plan = await self._shelf.plan(name, value, also=also, lazy=lazy)
+            plan = await self._shelf.plan(name, value, also=also, lazy=lazy, web=web)
             if self._group is not None:
                 link = await self._worker()
                 plan = self._shelf.prepare(plan, self._group)

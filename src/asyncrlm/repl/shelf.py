@@ -113,13 +113,15 @@ class Shelf:
         self._indexes: dict[str, CharacterIndex] = {}
         self._folders: dict[str, HostFiles] = {}
 
-    async def plan(self, name: str, value: Any, *, also: str | None = None, lazy: bool = False) -> LoadPlan:
+    async def plan(
+        self, name: str, value: Any, *, also: str | None = None, lazy: bool = False, web: Web | None = None
+    ) -> LoadPlan:
         """How to load `value`; see `Session.load`."""
         if isinstance(value, (str, bytes)):
             plan = plan_load(name, value)
         else:
             if is_stream(value) or is_url(value):
-                value = await gathered(value, lazy=lazy, web=Web(), threads=self._threads, tell=_unheard)
+                value = await gathered(value, lazy=lazy, web=web or Web(), threads=self._threads, tell=_unheard)
             make = functools.partial(plan_load, name, value, lazy=lazy)
             plan = await anyio.to_thread.run_sync(make, limiter=self._threads)
         return plan if also is None else msgspec.structs.replace(plan, also=also)
