@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import anyio
+
+from ..repl.raised import innermost
 
 T = TypeVar("T")
 
@@ -22,7 +24,7 @@ class one_error:  # noqa: N801 - used as a function
     def __exit__(
         self, kind: type[BaseException] | None, group: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        error = None if group is None else _only(group)
+        error = None if group is None else innermost(group)
         if error is None or error is group:
             return
         context = error.__context__
@@ -31,11 +33,6 @@ class one_error:  # noqa: N801 - used as a function
         finally:
             error.__context__ = context
             del error, group, context, traceback
-
-
-def _only(error: BaseException) -> BaseException:
-    members = cast("tuple[BaseException, ...]", getattr(error, "exceptions", ()))
-    return _only(members[0]) if isinstance(error, BaseExceptionGroup) and len(members) == 1 else error  # pyright: ignore[reportUnknownVariableType]
 
 
 async def beside(work: Callable[[], Awaitable[None]], ask: Callable[[], Awaitable[T]], *, hear_out: bool) -> T:
