@@ -147,7 +147,7 @@ class Worker:
             elif frame["t"] == "execute":
                 return frame.get("cell", 0), frame["code"]
             else:
-                assert frame["t"] == "reply", frame
+                assert frame["t"] in ("reply", "dropped"), frame
 
     async def done(self, cell: int, **fields: Any) -> None:
         await self.send(t="done", cell=cell, **fields)

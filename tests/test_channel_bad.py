@@ -46,6 +46,9 @@ BAD_IN_A_CELL = {
     "a frame after the end": b'{"t":"exited"}\n{"t":"done","cell":1}\n',
     "a call after the end": b'{"t":"exited"}\n{"t":"call","id":1,"kind":"llm"}\n',
     "garbage after the end": b'{"t":"exited"}\nx\n',
+    "an answer that is no text": b'{"t":"answer","content":[1]}\n\n{"t":"done","cell":1}\n',
+    "an answer in a form of its own": b'{"t":"answer","content":{"$":"int","v":"0x1"}}\n{"t":"done","cell":1}\n',
+    "an answer that is no base64": b'{"t":"answer","content":{"$":"str","v":"?"}}\n{"t":"done","cell":1}\n',
     "too long": b"x" * 5000,
 }
 

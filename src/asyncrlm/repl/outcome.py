@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from msgspec import Struct, field
 
 from .clock import Verdict
 from .link import Link
 from .messages import Answer, CellError
-from .worker import codec
-from .worker.answer import to_text
 
 
 class SubmittedAnswer(Struct, frozen=True):
@@ -18,8 +14,6 @@ class SubmittedAnswer(Struct, frozen=True):
 
     content: str
     """The text that a caller gets."""
-    value: Any
-    """The content itself."""
     empty: bool
     """Whether it is no answer at all: "", None or blank."""
 
@@ -48,11 +42,7 @@ class CellOutcome(Struct, kw_only=True):
 
 def submitted(answer: Answer) -> SubmittedAnswer:
     """A ready `answer` as the engine reads it."""
-    try:
-        value = codec.decode(answer.content)
-    except ValueError:
-        value = str(answer.content)
-    return SubmittedAnswer(content=to_text(value), value=value, empty=answer.empty)
+    return SubmittedAnswer(content=answer.text, empty=answer.empty)
 
 
 def say_over(error: CellError | None, verdict: Verdict, limit: float | None) -> None:

@@ -256,12 +256,13 @@ class Session:
         group = anyio.create_task_group()
         broker = Broker(
             group,
-            link.reply,
+            link.channel,
             self._services,
             self._tools,
             clock,
             desk=self._desk,
             room=link.room,
+            threads=self._threads,
             files=self._shelf.answer,
             retired=self._retired,
             hidden=link.hidden,
@@ -281,7 +282,7 @@ class Session:
                 finally:
                     group.cancel_scope.cancel()
         finally:
-            broker.finish()
+            await broker.finish()
             link.broker = None
         return self._outcome(link, broker, verdict, time.monotonic() - began)
 
@@ -371,7 +372,7 @@ class Session:
     async def _start(self) -> Link:
         group = self._entered()
         began = time.monotonic()
-        link = self._link = Link(await self._environment.open(self._scope))
+        link = self._link = Link(await self._environment.open(self._scope), self._threads)
         group.start_soon(link.run)
         try:
             await link.start(self._init)

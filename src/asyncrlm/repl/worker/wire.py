@@ -112,6 +112,8 @@ class Wire:
         self.outstanding = 0
         self.credit = 1 << 62
         """Most that `outstanding` may be, unless a single frame is larger."""
+        self.most_calls = 1 << 62
+        """Most calls that `owed` may hold."""
         self.hungry: deque[Waiter] = deque()
         """Waiters for credit, served in order."""
         self.granted: list[Waiter] = []
@@ -181,16 +183,11 @@ class Wire:
 
     def _take(self, frame: dict[str, Any]) -> None:
         if frame["t"] == "reply":
-            call = frame["id"]
-            self.outstanding -= self.owed.pop(call, 0)
-            waiter = self.calls.pop(call, None)
-            if waiter is not None:
-                waiter.replies[call - waiter.first] = frame
-                waiter.left -= 1
-                if not waiter.left:
-                    self.wake(waiter)
-            if self.hungry:
-                self.grant()
+            self._replied(frame["id"], frame)
+        elif frame["t"] == "dropped":
+            for first, last in frame["ids"]:
+                for call in range(first, last + 1):
+                    self._replied(call, {"error": "cancelled", "kind": "cancelled"})
         elif frame["t"] == "close":
             self.on_close()
         else:
@@ -198,10 +195,21 @@ class Wire:
             if self.main is not None and self.main.left:
                 self.main.left = 0
                 self.wake(self.main)
+        if self.hungry:
+            self.grant()
+
+    def _replied(self, call: int, frame: dict[str, Any]) -> None:
+        self.outstanding -= self.owed.pop(call, 0)
+        waiter = self.calls.pop(call, None)
+        if waiter is not None:
+            waiter.replies[call - waiter.first] = frame
+            waiter.left -= 1
+            if not waiter.left:
+                self.wake(waiter)
 
     def fits(self, size: int) -> bool:
         """Whether a frame of `size` may go now. Under the lock."""
-        return not self.outstanding or self.outstanding + size <= self.credit
+        return not self.outstanding or (self.outstanding + size <= self.credit and len(self.owed) < self.most_calls)
 
     def grant(self) -> None:
         """Give the credit that came back to those who wait for it. Under the lock; to be followed by `ship`."""
