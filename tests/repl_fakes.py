@@ -204,6 +204,9 @@ class FunctionServices:
     def limits(self) -> dict[str, Any]:
         return {"calls": 5}
 
+    def width(self) -> int:
+        return 1
+
 
 def fake_session(
     group: anyio.abc.TaskGroup,

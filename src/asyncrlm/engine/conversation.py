@@ -176,3 +176,6 @@ class _Nobody:
 
     def limits(self) -> dict[str, Any]:
         return {}
+
+    def width(self) -> int:
+        return 1

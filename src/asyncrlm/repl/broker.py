@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any, Literal, Protocol, TypeVar, cast
 
@@ -30,8 +31,9 @@ PERMANENT = frozenset({"authentication", "permission", "unknown_model", "not_fou
 """Kinds of failure that asking again does not mend."""
 ENOUGH = 3
 """The same permanent failure so many times in a cell raises in it, whatever `on_subcall_error` says."""
-MOST_TASKS = 8_192
-"""Calls served at once; what a worker's credit allows beyond that waits as frames, which are much smaller."""
+MOST_TASKS = 2_048
+"""Calls of one model or tool served at once, unless more requests may be in flight. What a worker may have
+unanswered beyond waits as frames, which are much smaller: every garbage collection walks all that a task holds."""
 SLICE = 4_096
 """Calls dropped in a row before other tasks get their turn."""
 
@@ -65,6 +67,10 @@ class Services(Protocol):
         """What `SHOW_LIMITS()` tells."""
         ...
 
+    def width(self) -> int:
+        """Requests that may be in flight at once."""
+        ...
+
 
 class ToolRecord(Struct, frozen=True):
     """One call of a host callable."""
@@ -82,6 +88,16 @@ class ToolRecord(Struct, frozen=True):
 
 class _Cancellable(Protocol):
     def cancel(self) -> None: ...
+
+
+class _Lane:
+    """The calls of one model or tool: those that wait for it don't keep others from theirs."""
+
+    __slots__ = ("tasks", "waiting")
+
+    def __init__(self) -> None:
+        self.tasks = 0
+        self.waiting: OrderedDict[int, Call] = OrderedDict()  # those that have no task yet, in order
 
 
 class Broker:
@@ -125,9 +141,9 @@ class Broker:
         # anyio before 4.14 gives no handle to a task; there each call has a cancel scope of its own.
         self._create_task: Callable[[Coroutine[Any, Any, None]], _Cancellable] | None
         self._create_task = getattr(group, "create_task", None)
-        self._open: dict[int, _Cancellable | None] = {}  # every call taken and not replied; None while it waits
-        self._waiting: dict[int, Call] = {}  # those of `_open` that have no task yet, in order
-        self._tasks = 0
+        self._most_tasks = max(MOST_TASKS, 2 * services.width())
+        self._lanes: dict[tuple[str, str | None], _Lane] = {}
+        self._open: dict[int, _Cancellable | _Lane] = {}  # every call taken and not replied; its lane while it waits
         self._unwanted: set[int] = set()  # those of `_open` that the cell no longer waits for
         self._over = False  # the cell is: what has no answer yet gets none
         self._answer = {"llm": self._answer_subcall, "rlm": self._answer_subcall, "tool": self._answer_tool}
@@ -149,48 +165,50 @@ class Broker:
             raise ProtocolError(f"the worker called the unknown tool {str(call.name)[:40]!r}")
         if not self._open:
             self._clock.pause()
-        self._open[call.id] = None
-        if self._over:
-            return
-        if self._tasks < MOST_TASKS:
-            self._start(call)
+        of = (call.kind, call.model or call.name)
+        lane = self._lanes.get(of) or self._lanes.setdefault(of, _Lane())
+        if lane.tasks < self._most_tasks and not self._over:
+            self._start(call, lane)
         else:
-            self._waiting[call.id] = call
+            self._open[call.id] = lane
+            lane.waiting[call.id] = call
 
     def _is_tool(self, name: str | None) -> bool:
         return (name in self._tools.names and name not in self._hidden) or name in self._retired
 
     def cancel(self, frame: Cancel) -> None:
         """The cell no longer waits for this call."""
-        if self._waiting.pop(frame.id, None) is not None:
+        task = self._open.get(frame.id)
+        if isinstance(task, _Lane):
+            del task.waiting[frame.id]
             self._settle(_cancelled(frame.id))
-        elif frame.id not in self._unwanted and (task := self._open.get(frame.id)) is not None:
+        elif task is not None and frame.id not in self._unwanted:
             self._unwanted.add(frame.id)
             task.cancel()
 
     async def finish(self) -> None:
         """Drop what the end of the cell cut off. To be called once the group is left."""
         self._over = True
-        self._waiting.clear()
+        self._lanes.clear()
         numbers = sorted(self._open)
         for start in range(0, len(numbers), SLICE):
             self._channel.drop(numbers[start : start + SLICE])
             await anyio.lowlevel.cancel_shielded_checkpoint()
         self._open.clear()
 
-    def _start(self, call: Call) -> None:
-        self._tasks += 1
+    def _start(self, call: Call, lane: _Lane) -> None:
+        lane.tasks += 1
         if self._create_task is not None:
-            self._open[call.id] = self._create_task(self._serve(call))
+            self._open[call.id] = self._create_task(self._serve(call, lane))
         else:
             scope = self._open[call.id] = anyio.CancelScope()
-            self._group.start_soon(self._serve_within, scope, call)
+            self._group.start_soon(self._serve_within, scope, call, lane)
 
-    async def _serve_within(self, scope: anyio.CancelScope, call: Call) -> None:
+    async def _serve_within(self, scope: anyio.CancelScope, call: Call, lane: _Lane) -> None:
         with scope:
-            await self._serve(call)
+            await self._serve(call, lane)
 
-    async def _serve(self, call: Call) -> None:
+    async def _serve(self, call: Call, lane: _Lane) -> None:
         reply = None
         began = time.perf_counter()
         try:
@@ -202,12 +220,12 @@ class Broker:
                 raise
         finally:
             # Also when something that is neither an answer nor an error came out: the cell must not wait for ever.
-            self._tasks -= 1
+            lane.tasks -= 1
             dead = reply is None and self._over
             reply = reply or _cancelled(call.id)
             size = 0 if dead else self._settle(reply)
-            if self._waiting and not self._over:
-                self._start(self._waiting.pop(next(iter(self._waiting))))
+            if lane.waiting and not self._over:
+                self._start(lane.waiting.popitem(last=False)[1], lane)
             if call.kind == "tool":
                 self._tool_served(call, reply, size, time.perf_counter() - began)
 
@@ -264,7 +282,7 @@ class Broker:
         if call.name not in self._tools.names or call.name in self._hidden:
             gone = f"{call.name} was a tool of an earlier completion and is none of this one"
             return Reply(id=call.id, error=gone, kind="NameError", raises=True)
-        asked = self._tools, call.name or "", call.args, call.kwargs
+        asked = self._tools, call.name or "", call.args or [], call.kwargs or {}
         aside = self._threads if self._channel.size_of(call.id) > LARGE else None
         try:
             await self._desk.admit(*asked, aside=aside)
@@ -280,7 +298,7 @@ class Broker:
             self._room.learn(name, size)
         if self._on_tool is not None:
             error = None if reply.error is None else f"{reply.kind}: {reply.error}"
-            self._on_tool(ToolRecord(name, error, size, seconds, call.args, call.kwargs))
+            self._on_tool(ToolRecord(name, error, size, seconds, call.args or [], call.kwargs or {}))
 
     # ---- files -------------------------------------------------------------------------------------------------------
 
@@ -288,7 +306,7 @@ class Broker:
         try:
             if self._files is None:
                 raise ValueError("there are no files")
-            return Reply(id=call.id, value=codec.encode(await self._files(call.name, codec.decode(call.args))))
+            return Reply(id=call.id, value=codec.encode(await self._files(call.name, codec.decode(call.args or []))))
         except Exception as error:  # noqa: BLE001 -- whatever it is, it is the cell that asked
             return Reply(id=call.id, error=str(error), kind="file")
 

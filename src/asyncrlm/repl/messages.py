@@ -123,7 +123,7 @@ class Loaded(_Frame, tag="loaded"):
     error: str | None = None
 
 
-class Call(_Frame, tag="call"):
+class Call(_Frame, tag="call", gc=False):
     """A cell asks the host: one frame an item; the items of a batch share a `group`.
 
     `kind` "llm" and "rlm" use `prompt`, `model`, `schema`; "tool" uses `name`, `args`, `kwargs`; "file", about a file
@@ -137,8 +137,8 @@ class Call(_Frame, tag="call"):
     model: str | None = None
     schema: Value = None
     name: str | None = None
-    args: list[Value] = field(default_factory=list[Value])
-    kwargs: dict[str, Value] = field(default_factory=dict[str, Value])
+    args: list[Value] | None = None
+    kwargs: dict[str, Value] | None = None
 
 
 class Cancel(_Frame, tag="cancel"):
