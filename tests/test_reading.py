@@ -26,7 +26,7 @@ def never() -> bool:
 
 
 @given(VALUES, st.integers(14, 40), st.sampled_from([None, (",", ":")]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_value_is_read_whatever_the_pieces(value: Any, piece: int, separators: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reading, "PIECE", piece)
@@ -34,21 +34,21 @@ def test_any_value_is_read_whatever_the_pieces(value: Any, piece: int, separator
 
 
 @given(VALUES, st.integers(0, 200), st.sampled_from(list(b'[]{}",:\\0n x')), st.integers(14, 40))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_what_is_no_json_is_an_error(value: Any, at: int, byte: int, piece: int) -> None:
     line = bytearray(json.dumps([value, value], separators=(",", ":")).encode())
     line[at % len(line)] = byte
     try:
         expected = json.loads(line)
     except ValueError:
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(ValueError):  # noqa: PT011 -- any of them
-            patch.setattr(reading, "PIECE", piece)
-            read_json(line, never)
-    else:
+        expected = ValueError
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading, "PIECE", piece)
         try:
-            assert read_json(line, never) == expected
-        except ValueError:  # a lone surrogate, or a character that JSON wants escaped
-            pass
+            read = read_json(line, never)
+        except ValueError:  # also of a lone surrogate, and of a character that should be an escape
+            return
+    assert read == expected
 
 
 @pytest.mark.parametrize(
