@@ -10,6 +10,7 @@ import pytest
 from local_support import (
     CAP,
     MODES,
+    PRELUDE,
     PlainScope,
     assault,
     client,
@@ -120,6 +121,27 @@ async def test_memory_is_bounded(scope: PlainScope) -> None:
     async with client(scope, environment) as c:
         denied(await assault(c, MEMORY))
         assert await c.value("y = None; print(len(bytearray(50 << 20)))") == 50 << 20
+
+
+PAGE_TABLES = (
+    "libc.mmap.restype = ctypes.c_void_p\n"
+    "if libc.mmap(None, ctypes.c_size_t(300 << 30), 1, 0x22, -1, 0) in (None, (1 << 64) - 1): raise MemoryError"
+)
+
+
+async def test_what_does_not_count_as_data_is_bounded_too(scope: PlainScope) -> None:
+    environment = LocalEnvironment(_mode=scope.mode, settings=Settings(memory_limit="256MB"))
+    async with client(scope, environment) as c:
+        denied(await assault(c, {"page tables": PAGE_TABLES}))
+        limits = [f"resource.getrlimit(resource.RLIMIT_{name})" for name in ("CORE", "NOFILE", "STACK")]
+        core, files, stack = await c.value(f"print(json.dumps([{', '.join(limits)}]))")
+        assert (core, files, stack[1]) == ([0, 0], [1024, 1024], 64 << 20)
+        assert 0 < stack[0] <= 8 << 20  # what each thread of a program takes
+        more = await c.attempt("resource.setrlimit(resource.RLIMIT_STACK, (1 << 30, 1 << 30))")
+        assert more is not None
+        assert more.startswith("ValueError: not allowed")
+    async with client(scope, _mode=scope.mode, settings=Settings(memory_limit=None)) as c:
+        assert await c.attempt(PRELUDE + PAGE_TABLES) is None
 
 
 FORKS = """

@@ -226,6 +226,23 @@ async def test_parents_that_wait_leave_room_for_their_children() -> None:
         assert leaves == 10
 
 
+LOW = """
+import anyio, asyncrlm
+async def main():
+    async with asyncrlm.Repl() as repl:
+        print((await repl.execute("import subprocess; print(subprocess.check_output(['echo', 'ran']))")).stdout)
+anyio.run(main)
+"""
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_few_descriptors_will_do() -> None:
+    command = ["/bin/sh", "-c", 'ulimit -n 64; exec "$@"', "sh", sys.executable, "-c", LOW]
+    with anyio.fail_after(CAP):
+        done = await anyio.run_process(command, check=False)
+    assert b"ran" in done.stdout, done.stderr.decode()
+
+
 async def test_without_descriptors_the_sandbox_is_lost(no_leaks: None) -> None:
     async with PlainScope() as scope:
         async with client(scope):

@@ -36,6 +36,8 @@ ROWS = (
 _LOWEST_PID_MAX = 301
 _WORKER_DESCRIPTORS = 1024
 _LEAST_MEMORY = 64 << 20
+_MOST_STACK = 64 << 20
+_LEAST_ADDRESSES = 64 << 30
 
 
 class LocalEnvironment(Environment, frozen=True, kw_only=True):
@@ -207,9 +209,11 @@ def _host_packages() -> list[str]:
 def limits_of(settings: Settings) -> dict[str, int]:
     """The resource limits of one process, by their names without RLIMIT_."""
     limits = {"CORE": 0, "NOFILE": _WORKER_DESCRIPTORS}
-    for resource, name in (("DATA", "memory_limit"), ("FSIZE", "max_file_size")):
-        if (size := parse_bytes(name, getattr(settings, name))) is not None:
-            limits[resource] = size
+    if (size := parse_bytes("max_file_size", settings.max_file_size)) is not None:
+        limits["FSIZE"] = size
+    if (memory := parse_bytes("memory_limit", settings.memory_limit)) is not None:
+        # DATA counts neither a stack nor page tables, of which an address space takes up to a 512th.
+        limits |= {"DATA": memory, "STACK": _MOST_STACK, "AS": max(_LEAST_ADDRESSES, 64 * memory)}
     return limits
 
 

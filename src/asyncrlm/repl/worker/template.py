@@ -255,6 +255,8 @@ class Template:
         confine.prctl(confine.PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid():  # the parent is outside of this namespace, unless it died before the death signal was set
             os._exit(72)
+        if self.nests is not None and birth.request["confine"]:
+            namespaces.enter(self.nests.network, namespaces.NEWNET)
         if self.facts["mounts"]:
             namespaces.unshare(namespaces.NEWNS)
         birth.prepare_namespace()
