@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -18,7 +18,6 @@ from local_support import (
     mode_or_skip,
 )
 
-from asyncrlm.environments import Settings
 from asyncrlm.environments.local import ROWS, LocalEnvironment
 from asyncrlm.errors import ConfigurationError
 
@@ -117,7 +116,7 @@ MEMORY = {
 
 
 async def test_memory_is_bounded(scope: PlainScope) -> None:
-    environment = LocalEnvironment(_mode=scope.mode, settings=Settings(memory_limit="256MB"))
+    environment = LocalEnvironment(_mode=scope.mode, memory_limit="256MB")
     async with client(scope, environment) as c:
         denied(await assault(c, MEMORY))
         assert await c.value("y = None; print(len(bytearray(50 << 20)))") == 50 << 20
@@ -130,7 +129,7 @@ PAGE_TABLES = (
 
 
 async def test_what_does_not_count_as_data_is_bounded_too(scope: PlainScope) -> None:
-    environment = LocalEnvironment(_mode=scope.mode, settings=Settings(memory_limit="256MB"))
+    environment = LocalEnvironment(_mode=scope.mode, memory_limit="256MB")
     async with client(scope, environment) as c:
         denied(await assault(c, {"page tables": PAGE_TABLES}))
         limits = [f"resource.getrlimit(resource.RLIMIT_{name})" for name in ("CORE", "NOFILE", "STACK")]
@@ -140,7 +139,7 @@ async def test_what_does_not_count_as_data_is_bounded_too(scope: PlainScope) -> 
         more = await c.attempt("resource.setrlimit(resource.RLIMIT_STACK, (1 << 30, 1 << 30))")
         assert more is not None
         assert more.startswith("ValueError: not allowed")
-    async with client(scope, _mode=scope.mode, settings=Settings(memory_limit=None)) as c:
+    async with client(scope, _mode=scope.mode, memory_limit=None) as c:
         assert await c.attempt(PRELUDE + PAGE_TABLES) is None
 
 
@@ -163,7 +162,7 @@ print(n)
 
 
 async def test_processes_are_bounded(scope: PlainScope) -> None:
-    environment = LocalEnvironment(_mode=scope.mode, settings=Settings(max_processes=32))
+    environment = LocalEnvironment(_mode=scope.mode, max_processes=32)
     async with client(scope, environment) as c:
         facts = scope.template.facts
         assert bool(c.sandbox.report.isolation["fork_bomb"]) == (facts.userns or facts.pid_max)
@@ -173,14 +172,14 @@ async def test_processes_are_bounded(scope: PlainScope) -> None:
 
 
 async def test_disk_is_bounded(scope: PlainScope, tmp_path: Path) -> None:
-    settings = Settings(max_file_size="8MB")
-    environment = LocalEnvironment(_mode=scope.mode, settings=settings)
+    settings: Any = {"max_file_size": "8MB"}
+    environment = LocalEnvironment(_mode=scope.mode, **settings)
     async with client(scope, environment) as c:
         big = {"big": "open('big', 'wb').write(bytes(9 << 20))"}
         denied(await assault(c, big))
         many = "for i in range(40): open(f'f{i}', 'wb').write(bytes(1 << 20))"
         assert bool(await c.attempt(many)) == bool(c.sandbox.report.isolation["disk"])
-    async with client(scope, _mode=scope.mode, settings=settings, workdir=tmp_path) as c:
+    async with client(scope, _mode=scope.mode, **settings, workdir=tmp_path) as c:
         denied(await assault(c, {"big": "open('big', 'wb').write(bytes(9 << 20))"}))
         assert c.sandbox.report.isolation["disk"] is None
 
