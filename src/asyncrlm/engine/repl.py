@@ -249,7 +249,7 @@ class Repl:
             warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
 
 
-def _log_failure(hook: Any, error: Exception) -> None:
+def _log_failure(hook: Any, error: BaseException) -> None:
     get_logger().warning("callback failed", callback=repr(hook), error=f"{type(error).__name__}: {error}")
 
 
