@@ -161,8 +161,7 @@ def check_overrides(overrides: Mapping[str, Any], given: Iterable[str]) -> Mappi
         raise ConfigurationError(f"unknown argument {name!r}; {hint}for one call you can give: {', '.join(known)}")
     if not isinstance(overrides.get("lazy", False), bool):
         raise ConfigurationError("lazy is True or False: whether a text file stays a file in cells, whatever its size")
-    if not isinstance(overrides.get("web", Web()), Web):
-        raise ConfigurationError("web is a Web, such as Web(max_bytes=10_000_000): how an httpx.URL is fetched")
+    checked_web(overrides.get("web"))
     return {**overrides, "sampling_args": _sampling("sampling_args", overrides.get("sampling_args"))}
 
 
@@ -293,6 +292,17 @@ def checked_replies(given: Mapping[str, Any]) -> CacheSettings | None:
     if len(found) > 1:
         raise ConfigurationError(f"{' and '.join(each.mode for each in found)} exclude one another: give one of them")
     return found[0] if found else None
+
+
+def checked_web(web: Any) -> Web | None:
+    """How documents of the web are fetched, as it was given.
+
+    Raises:
+        ConfigurationError: if that is no `Web`.
+    """
+    if web is None or isinstance(web, Web):
+        return web
+    raise ConfigurationError("web is a Web, such as Web(max_bytes=10_000_000): how an httpx.URL is fetched")
 
 
 def checked_tenant(tenant: Any) -> str | None:
