@@ -129,7 +129,9 @@ ALL = tuple(backend.name for backend in BACKENDS)
 
 CASES = [
     pytest.param(
-        loop, backend, place, id=f"{loop}-{backend.name}: {place.name}", marks=pytest.mark.soak if loop == "trio" else ()
+        *(loop, backend, place),
+        id=f"{loop}-{backend.name}: {place.name}",
+        marks=pytest.mark.soak if loop == "trio" else (),
     )
     for backend in BACKENDS
     for place in PLACES
