@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import anyio
 
+from ..caught import is_own
 from ..errors import ConfigurationError, RLMError
 from ..events import Event, Listener
 from ..types import RLMChatCompletion
@@ -183,7 +184,9 @@ class Completions:
                     stream.result = await self.complete(
                         call, prompt, root_prompt, tags, send.send_nowait, conversation=conversation
                     )
-                except RLMError as error:
+                except BaseException as error:
+                    if not is_own(error):
+                        raise
                     stream.error = error
 
         with one_error():
@@ -201,7 +204,7 @@ class EventStream:
     def __init__(self, events: AsyncIterator[Event]) -> None:
         self._events = events
         self.result: RLMChatCompletion | None = None
-        self.error: RLMError | None = None
+        self.error: BaseException | None = None
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self

@@ -5,18 +5,19 @@ from __future__ import annotations
 import array
 import contextlib
 import os
-import shutil
 import signal
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import anyio
+import anyio.from_thread
 import anyio.lowlevel
 import anyio.to_thread
 
 from ..repl.sandbox import Printed, Report, Sandbox
 from .local_output import CHUNK
+from .local_socket import Sender
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -28,7 +29,7 @@ GRACE = 10.0
 _YIELD_EVERY = 16
 
 
-class LocalSandbox(Sandbox):
+class LocalSandbox(Sender, Sandbox):
     """A worker on this machine. Four descriptors; see `Sandbox` for what each method promises.
 
     The channel reads as ended after everything the worker started has been ended, unless a cell ends it; once `aclose`
@@ -70,26 +71,10 @@ class LocalSandbox(Sandbox):
 
     # ---- the channel ----
 
-    async def send(self, data: bytes) -> None:
-        left = memoryview(data)
-        while left:
-            sent = self.send_nowait(left)
-            left = left[sent:]
-            if not sent:
-                try:
-                    await anyio.wait_writable(self._channel)
-                except (anyio.ClosedResourceError, OSError, ValueError) as e:
-                    raise anyio.BrokenResourceError from e
-
-    def send_nowait(self, data: bytes | memoryview) -> int:
+    def open_socket(self) -> socket.socket:
         if self._closing:
             raise anyio.BrokenResourceError
-        try:
-            return self._channel.send(data, getattr(socket, "MSG_NOSIGNAL", 0))
-        except BlockingIOError:
-            return 0
-        except OSError as e:
-            raise anyio.BrokenResourceError from e
+        return self._channel
 
     async def receive(self) -> bytes:
         if self._ahead:
@@ -189,26 +174,26 @@ class LocalSandbox(Sandbox):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with open(fd, "wb", buffering=0) as file:  # noqa: PTH123 - a descriptor
             for chunk in chunks:
-                if self._closing:
-                    raise anyio.BrokenResourceError
+                self._look_up()
                 left = memoryview(chunk)
                 while left:
                     left = left[file.write(left) :]
         return str(path)
 
+    def _look_up(self) -> None:
+        """In a thread that is not abandoned, for what it writes: whether anybody still wants it."""
+        if self._closing:
+            raise anyio.BrokenResourceError
+        anyio.from_thread.check_cancelled()
+
     async def pass_file(self, open_file: Callable[[], int]) -> None:
         fd = await anyio.to_thread.run_sync(self._open_to_pass, open_file, limiter=self._threads)
         try:
             while True:
-                if self._closing:
-                    raise anyio.BrokenResourceError
                 try:
-                    socket.send_fds(self._channel, [b"\n"], [fd], getattr(socket, "MSG_NOSIGNAL", 0))
+                    socket.send_fds(self.open_socket(), [b"\n"], [fd], getattr(socket, "MSG_NOSIGNAL", 0))
                 except BlockingIOError:
-                    try:
-                        await anyio.wait_writable(self._channel)
-                    except (anyio.ClosedResourceError, OSError, ValueError) as e:
-                        raise anyio.BrokenResourceError from e
+                    await self.wait_writable()
                 except OSError as e:
                     raise anyio.BrokenResourceError from e
                 else:
@@ -231,7 +216,9 @@ class LocalSandbox(Sandbox):
         try:
             self._make_folder()
             with open(fd, "rb") as source, copy.open("xb") as target:  # noqa: PTH123 - a descriptor
-                shutil.copyfileobj(source, target, CHUNK)
+                while data := source.read(CHUNK):
+                    self._look_up()
+                    target.write(data)
             return os.open(copy, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError as e:  # the folder went, with the worker
             raise anyio.BrokenResourceError from e

@@ -55,7 +55,7 @@ _ENDED: Final = {"error": "failed", "cancelled": "cancelled"}
 _STYLES: Final = {"head": "1", "dim": "2", "good": "32", "bad": "31", "warn": "33"}
 
 
-_IN_BYTES = ("bytes", "file", "text", "binary", "documents", "table")
+_IN_BYTES = ("bytes", "file", "text", "binary", "documents", "texts", "table")
 """Kinds of contexts whose size is told in bytes."""
 
 
@@ -197,7 +197,8 @@ class Progress:
             run.context_told = now
             of = "" if event.total is None else f"{event.received:,} of "
             size = counted(event.received if event.total is None else event.total, "byte")
-            self._say(event, f"context: {event.name}, {of}{size}", "dim")
+            where = " into the sandbox" if event.to == "sandbox" else ""
+            self._say(event, f"context: {event.name}, {of}{size}{where}", "dim")
 
     def _sandbox_opened(self, event: SandboxOpened) -> None:
         text = f"  environment: {event.environment}, ready in {event.seconds * 1000:.0f} ms"

@@ -6,11 +6,20 @@ from typing import cast
 
 
 def innermost(error: BaseException) -> BaseException:
-    """The one error inside groups of one, as task groups wrap what their tasks raise."""
-    inner = error
-    while isinstance(inner, BaseExceptionGroup):
-        members = cast("tuple[BaseException, ...]", inner.exceptions)
+    """What is inside groups of one, as task groups wrap what their tasks raise."""
+    while isinstance(error, BaseExceptionGroup):
+        members = cast("tuple[BaseException, ...]", error.exceptions)
         if len(members) != 1:
-            return error
-        inner = members[0]
-    return inner
+            break
+        error = members[0]
+    return cast("BaseException", error)
+
+
+def said(error: BaseException) -> str:
+    """The text of an exception, whose `str()` may raise anything."""
+    try:
+        return str(error)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as broken:  # noqa: BLE001 -- an exception without a text is still one to report
+        return f"(its text can't be had: {type(broken).__name__})"

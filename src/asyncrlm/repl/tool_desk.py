@@ -10,8 +10,10 @@ from functools import partial
 from typing import Any
 
 import anyio
+import anyio.to_thread
 from msgspec import UNSET
 
+from ..caught import is_ctrl_c, is_own
 from .raised import innermost
 from .tool_threads import ToolThreads, TooManyLeftError
 from .tools import HostTools
@@ -59,14 +61,24 @@ class ToolDesk:
         self._approve = approve
         self._limiter = anyio.CapacityLimiter(TOOL_THREADS)
 
-    async def admit(self, tools: HostTools, name: str, args: list[Any], kwargs: dict[str, Any]) -> None:
+    async def admit(
+        self,
+        tools: HostTools,
+        name: str,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        *,
+        aside: anyio.CapacityLimiter | None = None,
+    ) -> None:
         """Have a call approved and counted, before anything else is done for it.
+
+        `aside`: for arguments that are large, of the threads to read them in.
 
         Raises:
             ToolFailure: if it may not be made.
         """
         if self._approve is not None:
-            positional, named = _decoded(name, args, kwargs)
+            positional, named = await _read(name, args, kwargs, aside)
             reason = await self._approve(name, positional, named)
             if reason is not None:
                 raise ToolFailure("PermissionError", f"{name} was refused" + (f": {reason}" if reason else ""))
@@ -76,7 +88,15 @@ class ToolDesk:
             raise ToolFailure("RuntimeError", f"{name} may be called {tool.max_calls:,} times in all, and was")
         self._counts[counted] += 1
 
-    async def call(self, tools: HostTools, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    async def call(
+        self,
+        tools: HostTools,
+        name: str,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        *,
+        aside: anyio.CapacityLimiter | None = None,
+    ) -> Any:
         """Call a host callable with arguments as the codec encoded them; its result is encoded likewise.
 
         Coroutine functions run in the calling task; plain ones in a thread, which a cancellation leaves behind.
@@ -85,7 +105,7 @@ class ToolDesk:
             ToolFailure: if it raised, whatever it raised, took too long, or returned what can't be sent.
         """
         function, tool = tools.names[name], tools.entry(name)
-        positional, named = _decoded(name, args, kwargs)
+        positional, named = await _read(name, args, kwargs, aside)
         run = partial(function, *positional, **named)
         limit = self._timeout if tool.timeout is UNSET else tool.timeout
         if is_async(function):
@@ -118,6 +138,14 @@ def is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004 -- not whether it can be called, but how
 
 
+async def _read(
+    name: str, args: list[Any], kwargs: dict[str, Any], aside: anyio.CapacityLimiter | None
+) -> tuple[list[Any], dict[str, Any]]:
+    if aside is None:
+        return _decoded(name, args, kwargs)
+    return await anyio.to_thread.run_sync(_decoded, name, args, kwargs, abandon_on_cancel=True, limiter=aside)
+
+
 def _decoded(name: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     try:
         return [codec.decode(value) for value in args], {key: codec.decode(value) for key, value in kwargs.items()}
@@ -139,9 +167,9 @@ async def _awaited(awaitable: Any) -> Any:
 async def _run_async(name: str, run: Callable[[], Awaitable[Any]]) -> Any:
     try:
         result = await run()
-    except (anyio.get_cancelled_exc_class(), KeyboardInterrupt, GeneratorExit):
-        raise
-    except BaseException as error:  # noqa: BLE001 -- a SystemExit of a tool is the cell's, not the host's
+    except BaseException as error:  # a SystemExit of a tool is the cell's, not the host's
+        if not is_own(error):
+            raise
         return _failure(error)
     return _encode(name, result)
 
@@ -157,16 +185,23 @@ def _run_plain(name: str, run: Callable[[], Any]) -> Any:
 
 def _failure(raised: BaseException) -> ToolFailure:
     error = innermost(raised)
+    return ToolFailure(type(error).__name__, _text(error))
+
+
+def _text(error: BaseException) -> str:
     try:
-        text = str(error)
-    except Exception as broken:  # noqa: BLE001 -- an exception whose __str__ raises is still an exception to report
-        text = f"(its text can't be had: {type(broken).__name__})"
-    return ToolFailure(type(error).__name__, text)
+        return str(error)
+    except BaseException as broken:  # an exception whose __str__ raises is still an exception to report
+        if is_ctrl_c(broken):
+            raise
+        return f"(its text can't be had: {type(broken).__name__})"
 
 
 def _encode(name: str, result: Any) -> Any:
     try:
         return codec.encode(result)
-    except Exception as error:  # noqa: BLE001 -- the caller's own objects take part in encoding and may raise anything
-        text = f"the tool {name} returned a {type(result).__name__}, which can't be sent to a cell: {error}"
+    except BaseException as error:  # the caller's own objects take part in encoding and may raise anything
+        if is_ctrl_c(error):
+            raise
+        text = f"the tool {name} returned a {type(result).__name__}, which can't be sent to a cell: {_text(error)}"
         return ToolFailure("TypeError", text)

@@ -79,6 +79,7 @@ class Worker:
             print(f"the host speaks version {frame['version']} of the protocol, this worker {PROTOCOL_VERSION}")
             leave(64)
         self.wire.credit = frame.get("credit", 128 * 1024 * 1024)
+        self.wire.most_calls = frame.get("calls", 1 << 16)
         self.surface.raise_errors = frame.get("raise_errors", False)
         self.cells.show_values = frame.get("show_values", False)
         for name in frame.get("drop", ()):
@@ -108,9 +109,7 @@ class Worker:
         name, reserve = frame["name"], frame.get("reserve", True)
         names = self.namespace.names
         if frame.get("form") == "code":
-            self.cells.execute(
-                loading.load(frame, self.wire.descriptors, self.surface.counter), f"<cell {name or 'setup'}>"
-            )
+            self.cells.execute(loading.load(frame, self.wire.descriptors, self.surface), f"<cell {name or 'setup'}>")
             self.stdio.flush()
             self.stdio.restore()
             self.namespace.restore()
@@ -120,7 +119,7 @@ class Worker:
                 raise NameError(f"the code does not bind {name!r}")
             value = names[name]
         else:
-            value = loading.load(frame, self.wire.descriptors, self.surface.counter)
+            value = loading.load(frame, self.wire.descriptors, self.surface)
         if name == "answer":
             self.submission.reset(value)
             self.namespace.restore()
