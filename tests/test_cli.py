@@ -203,7 +203,11 @@ HERE = ["--backend", "vllm", "--model", "m", "--base-url", "http://127.0.0.1:9/v
         (["demo", "-q", ""], 2, "'-q': it is empty"),
         (["run", "{text}", "-q", "x", "--environment", "nope"], 2, "nope: use one of local, ipython, docker, "),
         (["run", "{text}", "-q", "x", "--set", "colour=red"], 2, "no setting 'colour'; it has cell_timeout, "),
-        (["run", "{text}", "-q", "x", "--set", "cell_timeout=soon"], 2, "--set: Expected `float | null`, got `str` - "),
+        (
+            ["run", "{text}", "-q", "x", "--set", "cell_timeout=soon"],
+            2,
+            "cell_timeout='soon': use a number or None, not str",
+        ),
         (["run", "{text}", "-q", "x", "--set", "colour"], 2, "--set colour: use --set SETTING=VALUE"),
         (["nonsense"], 2, "nonsense"),
         (["demo", "--quiet", "--verbose"], 2, "exclude each other"),
