@@ -52,7 +52,7 @@ async def main() -> None:
         },
     )
     completion = await rlm.acompletion(["lamp", "rope", "oil"], "What do we have to order?")
-    print(completion.response)
+    print(completion.response or f"no answer: {completion.error}")
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ def long_text() -> str:
 
 
 async def main() -> None:
-    # The offline backend is no language model; with OPENAI_API_KEY set, AsyncRLM("openai/gpt-5-mini") asks a real one.
-    rlm = AsyncRLM(backend="offline", verbose=True)
-    completion = await rlm.acompletion(long_text(), "Where does the spare key hang?")
-    print(completion.response)
+    # The offline backend is no language model; with OPENAI_API_KEY set, "openai/gpt-5.4-mini" asks a real one.
+    async with AsyncRLM(backend="offline", verbose=True) as rlm:
+        completion = await rlm.acompletion(long_text(), "Where does the spare key hang?")
+    print(completion.response or f"no answer: {completion.error}")
     print(f"{completion.usage_summary.total_calls} model calls in {completion.execution_time:.2f} s")
 
 

@@ -34,7 +34,7 @@ async def planner(messages: list[dict[str, Any]]) -> str:
 async def main() -> None:
     rlm = AsyncRLM(planner, other_backends=["offline"], max_depth=2, logger=RLMLogger(), max_timeout=120)
     completion = await rlm.acompletion(BOOK, "What does the guest drink in each chapter?")
-    print(completion.response)
+    print(completion.response or f"no answer: {completion.error}")
     assert completion.metadata is not None
     (block,) = completion.metadata["iterations"][0]["code_blocks"]
     for call in block["result"]["rlm_calls"]:

@@ -76,7 +76,7 @@ TEXT = "\n".join([f"Room {number} is painted grey." for number in range(20_000)]
 async def main(host: str) -> None:
     async with AsyncRLM(backend="offline", environment=SshEnvironment(host=host)) as rlm:
         completion = await rlm.acompletion(TEXT, "Which room is painted red?")
-    print(completion.response)
+    print(completion.response or f"no answer: {completion.error}")
 
 
 if __name__ == "__main__":

@@ -301,13 +301,13 @@ async def test_an_infinite_limit_is_none(name: str) -> None:
     [
         (
             {"model": "m"},
-            'unknown argument \'model\'; backend="openai/gpt-5-mini" or backend_kwargs={"model_name": …}; known',
+            'unknown argument \'model\'; backend="openai/gpt-5.4-mini" or backend_kwargs={"model_name": …}; known',
         ),
         ({"api_key": "k"}, 'backend_kwargs={"api_key": …}; known'),
         ({"base_url": "u"}, 'backend_kwargs={"base_url": …}; known'),
         ({"max_turns": 3}, "did you mean 'max_iterations'?"),
         ({"max_iteration": 3}, "did you mean 'max_iterations'?"),
-        ({"backend": "gpt-5-mini"}, "did you mean 'openai/gpt-5-mini'?"),
+        ({"backend": "gpt-5.4-mini"}, "did you mean 'openai/gpt-5.4-mini'?"),
         ({"backend": "claude-sonnet-4-5"}, "did you mean 'anthropic/claude-sonnet-4-5'?"),
         ({"backend": "gemini-2.5-pro"}, "did you mean 'gemini/gemini-2.5-pro'?"),
         ({"backend": "gemnii"}, "did you mean 'gemini'?"),

@@ -2,8 +2,8 @@
 
 from asyncrlm import AsyncRLM
 
-rlm = AsyncRLM("openai/gpt-5-mini")
-completion = await rlm.acompletion(text, "What changed between the two versions?")
+async with AsyncRLM("openai/gpt-5.4-mini") as rlm:
+    completion = await rlm.acompletion(text, "What changed between the two versions?")
 """
 
 from __future__ import annotations

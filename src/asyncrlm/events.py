@@ -28,6 +28,8 @@ class Event(Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
 
 
 class RunStarted(Event, frozen=True, kw_only=True):
+    """A run began: the root, or a child that a cell asked for."""
+
     root_model: str
     sub_models: list[str] = field(default_factory=list[str])
     environment: str = ""
@@ -69,6 +71,8 @@ class SandboxDied(Event, frozen=True, kw_only=True):
 
 
 class TurnStarted(Event, frozen=True, kw_only=True):
+    """The root model of a run is about to be asked."""
+
     turn: int
     """From 1."""
     max_turns: int
@@ -109,6 +113,8 @@ class HistoryCompacted(Event, frozen=True, kw_only=True):
 
 
 class CellStarted(Event, frozen=True, kw_only=True):
+    """A block of a reply's code begins to run."""
+
     turn: int
     cell: int
     """From 1, over the whole run."""
@@ -116,6 +122,8 @@ class CellStarted(Event, frozen=True, kw_only=True):
 
 
 class CellFinished(Event, frozen=True, kw_only=True):
+    """It ran to its end, raised, or was stopped."""
+
     turn: int
     cell: int
     stdout: str = ""
@@ -141,6 +149,8 @@ class SubcallStarted(Event, frozen=True, kw_only=True):
 
 
 class SubcallFinished(Event, frozen=True, kw_only=True):
+    """It was answered, or failed."""
+
     subcall: int
     kind: str
     model: str
@@ -202,7 +212,10 @@ class UsageSettled(Event, frozen=True, kw_only=True):
 
 
 class LimitReached(Event, frozen=True, kw_only=True):
+    """A limit of the tree was met: the run fails, or answers from what there is."""
+
     limit: str
+    """Which error it is, such as "TimeoutExceededError"."""
     reason: str
 
 
@@ -214,11 +227,15 @@ class ListenerFailed(Event, frozen=True, kw_only=True):
 
 
 class TurnFinished(Event, frozen=True, kw_only=True):
+    """All cells of a turn have run."""
+
     turn: int
     seconds: float
 
 
 class RunFinished(Event, frozen=True, kw_only=True):
+    """The last event of a run, however it ended."""
+
     stop_reason: str
     """A `StopReason`, or "error" or "cancelled"."""
     response: str | None = None

@@ -54,7 +54,8 @@ class AsyncRLM:
         other_backend_kwargs: One dict for each of `other_backends`.
         sampling_args: Sent with every request to the root model (temperature, max_tokens, …), under the names given.
         sub_sampling_args: The same for sub-calls.
-        environment: Where cells run: "local" or an `Environment`.
+        environment: Where cells run: "local", "ipython", "docker", "modal", "daytona", "e2b", "prime", or an
+            `Environment`.
         environment_kwargs: The environment's settings.
         max_depth: How deep runs nest; 0 asks the model without a REPL.
         max_iterations: Turns of one run.
@@ -94,7 +95,10 @@ class AsyncRLM:
         replay: A folder that was recorded: models are not asked, a call that is not in it ends the run.
         logger: An `RLMLogger`.
         verbose: Print progress lines on standard error.
-        on_subcall_start, on_subcall_complete, on_iteration_start, on_iteration_complete: Callbacks, plain or async.
+        on_subcall_start: Called with `(depth, model, prompt_preview)`; as the next three, plain or async.
+        on_subcall_complete: Called with `(depth, model, seconds, error_or_None)`.
+        on_iteration_start: Called with `(depth, turn)`.
+        on_iteration_complete: Called with `(depth, turn, seconds)`.
 
     Raises:
         ConfigurationError: for whatever is wrong, naming what is right.
@@ -223,7 +227,8 @@ class AsyncRLM:
         """The same run as its events, in order: `async with rlm.astream(…) as events: async for event in events: …`.
 
         The run is cancelled when the block is left before its end. After the last event `events.result` is set; a run
-        that fails raises from the iteration.
+        that fails raises from the iteration. The run never waits for its reader: events that were not taken stay in
+        memory, prompts and replies with them.
         """
         completions = self._completions
         async with completions.stream(completions.prepare(overrides), prompt, root_prompt, tags) as events:

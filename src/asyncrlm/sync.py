@@ -28,7 +28,7 @@ def _constructed_like(
     """Give a constructor the parameters of another one, for type checkers and `help`."""
 
     def decorate(function: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
-        function.__doc__ = constructor.__doc__
+        function.__doc__ = "Takes the arguments of `AsyncRLM`, with the same meaning; see `help(AsyncRLM)`."
         function.__wrapped__ = constructor  # type: ignore[attr-defined] - what inspect.signature follows
         return function
 

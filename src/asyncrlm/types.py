@@ -89,22 +89,27 @@ class UsageSummary(_Record):
 
     @property
     def total_calls(self) -> int:
+        """Requests, failed ones that may have been paid for included."""
         return sum(m.total_calls for m in self.model_usage_summaries.values())
 
     @property
     def total_input_tokens(self) -> int:
+        """Of all models, those read from a provider's cache included."""
         return sum(m.total_input_tokens for m in self.model_usage_summaries.values())
 
     @property
     def total_output_tokens(self) -> int:
+        """Of all models, those of their thoughts included."""
         return sum(m.total_output_tokens for m in self.model_usage_summaries.values())
 
     @property
     def cached_tokens(self) -> int:
+        """Input tokens that a provider had in its cache."""
         return sum(m.cached_tokens for m in self.model_usage_summaries.values())
 
     @property
     def reasoning_tokens(self) -> int:
+        """Output tokens of thoughts, where a provider tells."""
         return sum(m.reasoning_tokens for m in self.model_usage_summaries.values())
 
     @property

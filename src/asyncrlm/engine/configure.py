@@ -24,7 +24,7 @@ from .prompts import DEFAULT_PROMPTS
 from .settings import Callbacks, Compactor, Configuration, Limits, checked_limits
 
 _ELSEWHERE = {
-    "model": 'backend="openai/gpt-5-mini" or backend_kwargs={"model_name": …}',
+    "model": 'backend="openai/gpt-5.4-mini" or backend_kwargs={"model_name": …}',
     "model_name": 'backend_kwargs={"model_name": …}',
     "api_key": 'backend_kwargs={"api_key": …}',
     "base_url": 'backend_kwargs={"base_url": …}',
@@ -59,7 +59,7 @@ def configure(*, unknown: Mapping[str, Any], **given: Any) -> Configuration:
     router = Router.of(
         given["backend"],
         given["backend_kwargs"],
-        _list("other_backends", given["other_backends"], '["openai/gpt-5-mini"]'),
+        _list("other_backends", given["other_backends"], '["openai/gpt-5.4-mini"]'),
         _list("other_backend_kwargs", given["other_backend_kwargs"], '[{"model_name": …}]'),
         _sampling("sampling_args", given["sampling_args"]),
         _sampling("sub_sampling_args", given["sub_sampling_args"]),
