@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import traceback
+from collections.abc import AsyncGenerator
 from contextvars import ContextVar
 
 import anyio
 import pytest
 
 from asyncrlm import AsyncRLM, LMError, Repl
+from asyncrlm.events import CellFinished, ListenerFailed
 
 from .cases.runs import nothing_left
 from .helpers import cell, scripted, submit
@@ -127,8 +129,43 @@ async def test_a_model_that_cancels_itself_ends_its_run_alone() -> None:
 
 
 async def test_what_ends_a_program_is_raised_where_it_was_called() -> None:
-    async def leaves(messages: list[dict[str, str]]) -> str:
+    async def context() -> AsyncGenerator[str]:
+        yield "CTX"
         raise SystemExit(3)
 
     with nothing_left(), pytest.raises(SystemExit):
-        await AsyncRLM(leaves).acompletion("CTX")
+        await AsyncRLM(scripted()).acompletion(context())
+
+
+class Stop(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("error", [SystemExit("out"), GeneratorExit("out"), Stop("out")], ids=repr)
+async def test_what_ends_a_program_is_in_a_callback_an_event_and_in_a_call_its_failure(error: BaseException) -> None:
+    def plain(*_: object) -> bool:
+        raise error
+
+    async def later(*_: object) -> str:
+        raise error
+
+    code = "for call in (tool, lambda: llm_query('x')):\n    try: print(call())\n    except Exception as e: print(e)"
+    failed: list[str] = []
+    rlm = AsyncRLM(
+        scripted(cell(code), submit("'done'")),
+        other_backends=[later],
+        custom_tools={"tool": later},
+        on_iteration_start=plain,
+        on_iteration_complete=later,
+    )
+    async with rlm.astream("CTX") as events:
+        async for event in events:
+            if isinstance(event, CellFinished) and event.turn == 1:
+                kind = type(error).__name__
+                assert all(f"{kind}: out" in line or f"raised {kind}" in line for line in event.stdout.splitlines())
+                assert len(event.stdout.splitlines()) == 2
+            if isinstance(event, ListenerFailed):
+                failed.append(event.error)
+    assert events.result is not None
+    assert events.result.response == "done"
+    assert failed == [f"{type(error).__name__}: out"] * 4

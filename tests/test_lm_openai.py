@@ -228,7 +228,7 @@ async def test_nobody_there_is_a_connection_error_that_cost_nothing() -> None:
         with pytest.raises(LMError) as caught:
             await client.acomplete(ask())
     error = caught.value
-    why = f"no connection to {url}: connection refused; is the server running, and is base_url right?"
+    why = f"no connection to {url}: connection refused; is the server running, and is base_url right? (model 'm')"
     assert str(error) == why
     assert (error.kind, error.retryable, error.charged) == ("connection", True, False)
 

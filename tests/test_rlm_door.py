@@ -135,6 +135,9 @@ def test_an_open_engine_belongs_to_its_loop() -> None:
     anyio.run(enter)
     with pytest.raises(ConfigurationError, match="event loop"):
         anyio.run(rlm.acompletion, "CTX")
+    with pytest.warns(ResourceWarning, match="unclosed <AsyncRLM"):
+        del rlm
+        gc.collect()
 
 
 def test_the_next_completion_opens_it_again_beside_one_that_still_runs() -> None:

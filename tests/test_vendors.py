@@ -82,7 +82,7 @@ async def test_several_at_once_have_names_of_their_own(vendor: Vendor) -> None:
 @asyncio_only
 @pytest.mark.parametrize("kind", ["quota", "broken"])
 async def test_a_sandbox_that_is_refused_says_why(vendor: Vendor, kind: str) -> None:
-    vendor.server.failing[vendor.create] = [vendor.refusals[kind]] * 20
+    vendor.server.failing[vendor.requests.create] = [vendor.refusals[kind]] * 20
     with anyio.fail_after(20), pytest.raises(SandboxLost) as caught:
         async with Repl(environment=vendor.name, lm=echo) as r:
             await r.execute("1")
@@ -124,7 +124,7 @@ async def test_another_loop_is_told_that_it_can_not(vendor: Vendor) -> None:
 @asyncio_only
 async def test_one_that_is_slow_to_start_is_waited_for(vendor: Vendor) -> None:
     server: Any = vendor.server
-    server.held.add(vendor.create)
+    server.held.add(vendor.requests.create)
     server.pending, server.first_state = 1, "creating"
     outputs: list[str] = []
 
@@ -135,8 +135,8 @@ async def test_one_that_is_slow_to_start_is_waited_for(vendor: Vendor) -> None:
     with anyio.fail_after(30):
         async with anyio.create_task_group() as group:
             group.start_soon(use)
-            await fact(lambda: server.waiting[vendor.create])
-            server.release(vendor.create)
+            await fact(lambda: server.waiting[vendor.requests.create])
+            server.release(vendor.requests.create)
     assert (outputs, len(server.made)) == (["re: a\n"], 1)
 
 

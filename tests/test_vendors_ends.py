@@ -47,7 +47,7 @@ async def _let_go(vendor: Vendor) -> None:
 @pytest.mark.parametrize("when", ["held", "late"])
 @pytest.mark.parametrize("stage", ["create", "execute"])
 async def test_cancelled_at_any_stage_nothing_is_left(vendor: Vendor, stage: str, when: str) -> None:
-    name = getattr(vendor, stage)
+    name = getattr(vendor.requests, stage)
     getattr(vendor.server, when).add(name)
     await _cancelled_when(vendor, lambda: vendor.server.waiting[name])
     assert vendor.leaked == []
@@ -56,12 +56,12 @@ async def test_cancelled_at_any_stage_nothing_is_left(vendor: Vendor, stage: str
 @asyncio_only
 async def test_a_maker_that_never_answers_is_found_by_its_name(vendor: Vendor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asyncrlm.environments.remote_pumped.SETTLE_GRACE", 0.1)
-    vendor.server.late.add(vendor.create)
+    vendor.server.late.add(vendor.requests.create)
     with anyio.fail_after(20), pytest.raises(SandboxLost, match=r"not there within 0\.5 s"):
         async with Repl(environment=vendor.environment(start_timeout=0.5), lm=echo) as r:
             await r.execute("1")
     assert (len(vendor.server.made), vendor.leaked) == (1, [])
-    vendor.server.release(vendor.create)
+    vendor.server.release(vendor.requests.create)
 
 
 @asyncio_only
@@ -110,7 +110,7 @@ async def test_a_run_whose_sandboxes_end_keeps_its_partial_answer(vendor: Vendor
         await anyio.to_thread.run_sync(vendor.server.end, len(vendor.server.made) - 1, how)  # type: ignore[attr-defined]
         return await anyio.sleep_forever()
 
-    vendor.server.failing[vendor.create] = []
+    vendor.server.failing[vendor.requests.create] = []
     root = scripted(cell("answer['content'] = 'so far'"), cell("end('x')"), submit("'after all'"))
     async with AsyncRLM(root, environment=vendor.name, custom_tools={"end": end}) as rlm:
         with anyio.fail_after(20):
@@ -156,9 +156,9 @@ async def test_a_token_that_expired_and_a_refusal_in_passing_are_outlived(vendor
         async with Repl(environment=vendor.name, lm=echo) as r:
             await r.execute("x = 5")
             server.expire()
-            server.failing[vendor.send] = [vendor.refusals["passing"]]
+            server.failing[vendor.requests.send] = [vendor.refusals["passing"]]
             assert (await r.execute("print(llm_query('a'), x)")).stdout == "re: a 5\n"
-            assert server.failing[vendor.send] == []
+            assert server.failing[vendor.requests.send] == []
     assert len(server.made) == 1
 
 

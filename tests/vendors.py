@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -32,17 +34,22 @@ SDK_WARNINGS = (
 )
 
 
+class Requests(Struct, frozen=True):
+    """What a vendor calls the requests that faults can be put on."""
+
+    create: str = "create"
+    execute: str = "execute"
+    read: str = "execute"
+    send: str = "input"
+    destroy: str = "delete"
+
+
 class Vendor(Struct):
     name: str
     server: FakeVendor
-    create: str
-    """The name of the request that makes a sandbox."""
-    execute: str
-    read: str
-    send: str
-    destroy: str
+    requests: Requests
     refusals: dict[str, Any]
-    """Kind of refusal → what such a request ends with."""
+    """Kind of refusal → what a request ends with."""
 
     def environment(self, **kwargs: Any) -> Any:
         return environment(self.name, kwargs)
@@ -52,126 +59,121 @@ class Vendor(Struct):
         return sorted(set(self.server.made) - set(self.server.destroyed))
 
 
-def modal_vendor(patch: pytest.MonkeyPatch, folder: str, version: str = "1") -> Iterator[Vendor]:
-    pytest.importorskip("modal", reason="the SDK of modal is not installed")
+class Offer(Struct, frozen=True, kw_only=True):
+    """How a vendor's SDK and driver are led to a server of ours."""
+
+    name: str
+    needs: tuple[str, ...]
+    """Modules without which it is skipped."""
+    server: str
+    machine: str
+    variables: Callable[[Any, ModuleType, str], dict[str, str]]
+    """Of the server, its module and the folder for sandboxes → the SDK's environment variables."""
+    requests: Requests = Requests()
+    refusals: Callable[[], dict[str, Any]]
+
+
+def _modal_refusals() -> dict[str, Any]:
     from grpclib import Status
 
-    from asyncrlm.environments.modal import ModalMachine
+    return {
+        "quota": (Status.RESOURCE_EXHAUSTED, "the workspace is over its limit"),
+        "broken": (Status.FAILED_PRECONDITION, "no worker took it"),
+        "token": (Status.UNAUTHENTICATED, "the token was revoked"),
+        "passing": (Status.UNAVAILABLE, "not now"),
+    }
 
-    from .fakes.modal_server import TOKEN, ModalServer
 
-    with ModalServer() as server:
-        patch.setenv("MODAL_SERVER_URL", server.url)
-        patch.setenv("MODAL_TOKEN_ID", TOKEN[0])
-        patch.setenv("MODAL_TOKEN_SECRET", TOKEN[1])
-        patch.setenv("MODAL_SANDBOX_V2", version)
-        patch.setattr(ModalMachine, "scratch", folder)
-        second = "V2" if version == "1" else ""
-        yield Vendor(
-            name="modal",
-            server=server,
+def _modal(version: str) -> Offer:
+    second = "V2" if version == "1" else ""
+    return Offer(
+        name="modal",
+        needs=("modal",),
+        server="ModalServer",
+        machine="ModalMachine",
+        variables=lambda server, module, folder: {
+            "MODAL_SERVER_URL": server.url,
+            "MODAL_TOKEN_ID": module.TOKEN[0],
+            "MODAL_TOKEN_SECRET": module.TOKEN[1],
+            "MODAL_SANDBOX_V2": version,
+        },
+        requests=Requests(
             create=f"SandboxCreate{second}",
             execute="TaskExecStart",
             read="TaskExecStdioRead",
             send="TaskExecStdinWrite",
             destroy=f"SandboxTerminate{second}",
-            refusals={
-                "quota": (Status.RESOURCE_EXHAUSTED, "the workspace is over its limit"),
-                "broken": (Status.FAILED_PRECONDITION, "no worker took it"),
-                "token": (Status.UNAUTHENTICATED, "the token was revoked"),
-                "passing": (Status.UNAVAILABLE, "not now"),
-            },
-        )
+        ),
+        refusals=_modal_refusals,
+    )
 
 
-def daytona_vendor(patch: pytest.MonkeyPatch, folder: str) -> Iterator[Vendor]:
-    pytest.importorskip("daytona", reason="the SDK of daytona is not installed")
-    from asyncrlm.environments.daytona import DaytonaMachine
-
-    from .fakes.daytona_server import KEY, DaytonaServer
-
-    with DaytonaServer() as server:
-        patch.setenv("DAYTONA_API_URL", f"{server.url}/api")
-        patch.setenv("DAYTONA_API_KEY", KEY)
-        patch.setattr(DaytonaMachine, "scratch", folder)
-        yield Vendor(
-            name="daytona",
-            server=server,
-            create="create",
-            execute="execute",
-            read="logs",
-            send="input",
-            destroy="delete",
-            refusals={
-                "quota": (429, "Total CPU quota exceeded"),
-                "broken": (500, "no runner took it"),
-                "token": (401, "Invalid credentials"),
-            },
-        )
-
-
-def e2b_vendor(patch: pytest.MonkeyPatch, folder: str) -> Iterator[Vendor]:
-    pytest.importorskip("e2b", reason="the SDK of e2b is not installed")
-    pytest.importorskip("uvicorn", reason="the server for e2b needs uvicorn")
-    from asyncrlm.environments.e2b import E2BMachine
-
-    from .fakes.e2b_server import KEY, E2BServer
-
-    with E2BServer() as server:
-        for name, value in {"API_KEY": KEY, "API_URL": server.url, "SANDBOX_URL": server.url}.items():
-            patch.setenv(f"E2B_{name}", value)
-        patch.setattr(E2BMachine, "scratch", folder)
-        yield Vendor(
-            name="e2b",
-            server=server,
-            create="create",
-            execute="execute",
-            read="execute",
-            send="input",
-            destroy="delete",
-            refusals={
-                "quota": (403, "the team may have no more sandboxes"),
-                "broken": (500, "no node took it"),
-                "token": (401, "no such key"),
-            },
-        )
-
-
-def prime_vendor(patch: pytest.MonkeyPatch, folder: str) -> Iterator[Vendor]:
-    pytest.importorskip("prime_sandboxes", reason="the SDK of prime is not installed")
-    from asyncrlm.environments.prime import PrimeMachine
-
-    from .fakes.prime_server import KEY, PrimeServer
-
-    with PrimeServer() as server:
-        patch.setenv("PRIME_API_BASE_URL", server.url)
-        patch.setenv("PRIME_API_KEY", KEY)
-        patch.setenv("HOME", folder)  # where the SDK has its settings and keeps tokens
-        patch.setattr(PrimeMachine, "scratch", folder)
-        yield Vendor(
-            name="prime",
-            server=server,
-            create="create",
-            execute="execute",
-            read="execute",
-            send="input",
-            destroy="delete",
-            refusals={
-                "quota": (403, "the team may have no more sandboxes"),
-                "broken": (500, "no node took it"),
-                "token": (401, "Invalid API key"),
-                "passing": (503, "not now"),
-            },
-        )
-
-
-MAKERS: dict[str, Callable[[pytest.MonkeyPatch, str], Iterator[Vendor]]] = {
-    "modal": modal_vendor,
-    "modal-v1": lambda patch, folder: modal_vendor(patch, folder, "0"),
-    "daytona": daytona_vendor,
-    "e2b": e2b_vendor,
-    "prime": prime_vendor,
+OFFERS = {
+    "modal": _modal("1"),
+    "modal-v1": _modal("0"),
+    "daytona": Offer(
+        name="daytona",
+        needs=("daytona",),
+        server="DaytonaServer",
+        machine="DaytonaMachine",
+        variables=lambda server, module, folder: {
+            "DAYTONA_API_URL": f"{server.url}/api",
+            "DAYTONA_API_KEY": module.KEY,
+        },
+        requests=Requests(read="logs"),
+        refusals=lambda: {
+            "quota": (429, "Total CPU quota exceeded"),
+            "broken": (500, "no runner took it"),
+            "token": (401, "Invalid credentials"),
+        },
+    ),
+    "e2b": Offer(
+        name="e2b",
+        needs=("e2b", "uvicorn"),
+        server="E2BServer",
+        machine="E2BMachine",
+        variables=lambda server, module, folder: {
+            "E2B_API_KEY": module.KEY,
+            "E2B_API_URL": server.url,
+            "E2B_SANDBOX_URL": server.url,
+        },
+        refusals=lambda: {
+            "quota": (403, "the team may have no more sandboxes"),
+            "broken": (500, "no node took it"),
+            "token": (401, "no such key"),
+        },
+    ),
+    "prime": Offer(
+        name="prime",
+        needs=("prime_sandboxes",),
+        server="PrimeServer",
+        machine="PrimeMachine",
+        variables=lambda server, module, folder: {
+            "PRIME_API_BASE_URL": server.url,
+            "PRIME_API_KEY": module.KEY,
+            "HOME": folder,  # where the SDK has its settings and keeps tokens
+        },
+        refusals=lambda: {
+            "quota": (403, "the team may have no more sandboxes"),
+            "broken": (500, "no node took it"),
+            "token": (401, "Invalid API key"),
+            "passing": (503, "not now"),
+        },
+    ),
 }
+
+
+@contextlib.contextmanager
+def _served(offer: Offer, patch: pytest.MonkeyPatch, folder: str) -> Iterator[Vendor]:
+    for needed in offer.needs:
+        pytest.importorskip(needed, reason=f"{offer.name} needs {needed}, which is not installed")
+    module = importlib.import_module(f"{__package__}.fakes.{offer.name}_server")
+    driver = importlib.import_module(f"asyncrlm.environments.{offer.name}")
+    with getattr(module, offer.server)() as server:
+        for name, value in offer.variables(server, module, folder).items():
+            patch.setenv(name, value)
+        patch.setattr(getattr(driver, offer.machine), "scratch", folder)
+        yield Vendor(offer.name, server, offer.requests, offer.refusals())
 
 
 @contextlib.contextmanager
@@ -183,7 +185,7 @@ def serving(name: str, folder: Path) -> Iterator[Vendor]:
         for variable in [one for one in os.environ if one.startswith(("MODAL_", "DAYTONA_", "E2B_", "PRIME_"))]:
             patch.delenv(variable)
         patch.chdir(folder)  # where there is no `.env`
-        for one in MAKERS[name](patch, str(folder / "sandboxes")):
+        with _served(OFFERS[name], patch, str(folder / "sandboxes")) as one:
             yield one
             assert one.server.unknown == []
             assert one.leaked == []
@@ -200,7 +202,7 @@ def offered(name: str) -> Iterator[Environment]:
 modal, daytona, e2b, prime = (partial(offered, name) for name in ("modal", "daytona", "e2b", "prime"))
 
 
-@pytest.fixture(params=list(MAKERS))
+@pytest.fixture(params=list(OFFERS))
 def vendor(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Vendor]:
     with serving(request.param, tmp_path) as one:
         yield one

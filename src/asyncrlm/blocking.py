@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Awaitable, Callable, Generator
-from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self
 
 import anyio
 
@@ -16,26 +16,11 @@ from .engine.completions import Completions
 from .engine.conversation import Conversation
 from .errors import CancellationError, ConfigurationError
 from .events import Event
+from .portal import Task
 from .types import RLMChatCompletion
 
-T_co = TypeVar("T_co", covariant=True)
-
-
-class Task(Protocol[T_co]):
-    """A coroutine function under way in the portal."""
-
-    @property
-    def is_foreign(self) -> bool: ...
-
-    def result(self) -> T_co: ...
-
-    def stop(self) -> None: ...
-
-
-class Start(Protocol):
-    """Begin a coroutine function in the portal."""
-
-    def __call__(self, function: Callable[[], Awaitable[Any]], /) -> Task[Any]: ...
+Start = Callable[[Task[Any]], None]
+"""Begin a task in the portal."""
 
 
 def interrupted(call: Call) -> CancellationError:
@@ -49,14 +34,18 @@ def completed(start: Start, call: Call, run: Callable[[], Awaitable[RLMChatCompl
     """Wait for one prepared call.
 
     Raises:
-        CancellationError: on Ctrl-C, once everything the run had started is gone.
+        CancellationError: on Ctrl-C, or if another thread stopped it, once everything the run had started is gone.
     """
-    task = start(run)
+    task = Task(run)
     try:
+        start(task)
         return task.result()
     except KeyboardInterrupt:
         task.stop()
         raise interrupted(call) from None
+    except CancellationError as error:
+        call.account(error)
+        raise
 
 
 class BlockingEventStream:
@@ -85,7 +74,11 @@ class BlockingEventStream:
             finally:
                 self._events.put(None)
 
-        self._task = start(run)
+        self._start = start
+        self._task = Task(run)
+
+    def begin(self) -> None:
+        self._start(self._task)
 
     def __iter__(self) -> Self:
         return self
@@ -104,6 +97,9 @@ class BlockingEventStream:
         except KeyboardInterrupt:
             self.close()
             raise interrupted(self._call) from None
+        except CancellationError as error:
+            self._call.account(error)
+            raise
         raise StopIteration
 
     def close(self) -> None:
@@ -115,35 +111,35 @@ class BlockingEventStream:
 class BlockingChat:
     """Completions in one REPL, for threads: `with rlm.session() as chat: chat.completion(…)`. See `Chat`."""
 
-    def __init__(
-        self, completions: Completions, hold: Callable[[Callable[[], Awaitable[None]]], tuple[Start, Task[None]]]
-    ) -> None:
+    def __init__(self, completions: Completions, hold: Callable[[Task[None]], Start]) -> None:
         self._completions = completions
         self._hold = hold
-        self._held: tuple[Start, Task[None]] | None = None
+        self._holder: Task[None] | None = None
+        self._start: Start | None = None
         self._chat: Chat | None = None
 
     def __enter__(self) -> Self:
-        if self._held is not None:
+        if self._holder is not None:
             raise ConfigurationError("a session can be entered once; open another one")
-        opened: Future[Chat] = Future()
+        opened = threading.Event()
 
         async def hold() -> None:
             try:
-                async with Chat(self._completions, self._completions.conversation()) as chat:
-                    opened.set_result(chat)
+                async with Chat(self._completions, self._completions.conversation()) as self._chat:
+                    opened.set()
                     await anyio.sleep_forever()
-            except BaseException as error:
-                if not opened.done():
-                    opened.set_exception(error)
-                raise
+            finally:
+                opened.set()
 
-        self._held = self._hold(hold)
+        self._holder = Task(hold)
         try:
-            self._chat = opened.result()
+            self._start = self._hold(self._holder)
+            opened.wait()
         except BaseException:
-            self._held[1].stop()
+            self._holder.stop()
             raise
+        if self._chat is None:
+            self._holder.result()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -154,8 +150,8 @@ class BlockingChat:
 
         A completion that runs or waits in another thread raises `ConfigurationError`, and so does each later one.
         """
-        if self._held is not None:
-            self._held[1].stop()
+        if self._holder is not None:
+            self._holder.stop()
 
     def completion(
         self, prompt: Any, root_prompt: str | None = None, *, tags: dict[str, Any] | None = None, **overrides: Any
@@ -182,16 +178,17 @@ class BlockingChat:
         start, conversation = self._opened()
         stream = BlockingEventStream(start, completions, call, prompt, root_prompt, tags, conversation=conversation)
         try:
+            stream.begin()
             yield stream
         finally:
             stream.close()
 
     def _opened(self) -> tuple[Start, Conversation]:
-        if self._held is None or self._chat is None:
+        if self._holder is None or self._start is None or self._chat is None:
             raise ConfigurationError("this session is not open yet: use `with rlm.session() as chat`")
-        if self._held[1].is_foreign:
+        if self._holder.is_foreign:
             raise ConfigurationError("this session belongs to the process it was opened in, not to one forked from it")
-        return self._held[0], self._chat.conversation
+        return self._start, self._chat.conversation
 
     def __repr__(self) -> str:
         return f"<BlockingChat over {self._chat!r}>"

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import _thread
 import atexit
 import os
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Generator
-from concurrent.futures import Future
-from contextlib import contextmanager
-from contextvars import Context
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from typing import Any, Concatenate, ParamSpec, Self
 
 import anyio
-from anyio.from_thread import BlockingPortal
 
 from .blocking import BlockingChat, BlockingEventStream, Start, completed
 from .engine.completions import Completions
-from .errors import ConfigurationError
+from .errors import CancellationError, ConfigurationError
+from .portal import Portal, Task, Tasks
 from .rlm import AsyncRLM, completions_of
 from .types import RLMChatCompletion
 
 P = ParamSpec("P")
-T = TypeVar("T")
 
 
 def _constructed_like(
@@ -94,6 +90,7 @@ class RLM:
         call = self._completions.prepare(overrides)
         stream = BlockingEventStream(self._start, self._completions, call, prompt, root_prompt, tags)
         try:
+            stream.begin()
             yield stream
         finally:
             stream.close()
@@ -102,48 +99,60 @@ class RLM:
         """A conversation: `with rlm.session() as chat: chat.completion(…)` keeps one REPL."""
         return BlockingChat(self._completions, self._hold)
 
-    def _start(self, function: Callable[[], Awaitable[T]]) -> _Task[T]:
-        """Begin a coroutine function in the portal; under the lock, so that no `close` comes in between."""
+    def _start(self, task: Task[Any]) -> None:
+        """Begin a run in the portal; under the lock, so that no `close` comes in between."""
         _process.portal.refuse_own_thread()
         with self._opening:
-            return self._opened().start(function)
+            self._opened().start(task)
 
-    def _hold(self, function: Callable[[], Awaitable[None]]) -> tuple[Start, _Task[None]]:
+    def _hold(self, task: Task[None]) -> Start:
         """Begin what holds a session open, and say where its completions begin."""
         _process.portal.refuse_own_thread()
         with self._opening:
             opened = self._opened()
-            task = opened.hold(function)
+            opened.hold(task)
 
-        def start(function: Callable[[], Awaitable[T]]) -> _Task[T]:
+        def start(task: Task[Any]) -> None:
             _process.portal.refuse_own_thread()
             if self._open is not opened:  # which also keeps this object from being collected
                 raise ConfigurationError("this session is closed, as its RLM was; open another one with rlm.session()")
-            return opened.start(function)
+            opened.start(task)
 
-        return start, task
+        return start
 
     def _opened(self) -> _Open:
         opened = self._open
+        if opened is not None and not opened.is_open:  # Ctrl-C came while it was opened or closed
+            opened.leave()
+            opened = None
         if opened is None:
             opened = self._open = _Open(self._completions)
-            opened.finalizer = weakref.finalize(self, opened.abandon)
-            opened.finalizer.atexit = False  # `_close_all` does it then, where threads can't be started
+            opened.finalizer = weakref.finalize(self, opened.leave)
+            opened.finalizer.atexit = False  # `_close_all` does it then
+            opened.enter()
         return opened
 
     def close(self) -> None:
         """End what the completions shared, once those under way have ended; the sessions, too.
 
         Closing twice is fine; the next completion opens it again, also one that begins meanwhile.
+
+        Raises:
+            KeyboardInterrupt: on Ctrl-C while it waits; then the completions under way are stopped, and all is closed.
         """
+        _process.portal.refuse_own_thread()
         with self._opening:
-            opened, self._open = self._open, None
-            if (
-                opened is not None and self._completions.configuration.persistent
-            ):  # the next one can't be entered before this is left
-                opened.close()
-        if opened is not None:
-            opened.close()
+            opened = self._open
+            if opened is None:
+                return
+            opened.leave()
+            self._open = None
+            if opened.finalizer is not None:
+                opened.finalizer.detach()
+            if self._completions.configuration.persistent:  # the next one can't be entered before this is left
+                opened.wait()
+                return
+        opened.wait()
 
     def __enter__(self) -> Self:
         return self
@@ -152,200 +161,103 @@ class RLM:
         self.close()
 
 
-class _Task(Generic[T]):
-    """A coroutine function under way in the portal."""
-
-    def __init__(
-        self, portal: BlockingPortal, function: Callable[[], Awaitable[T]], under_way: set[_Task[Any]] | None = None
-    ) -> None:
-        self._over = threading.Event()
-        self._process = _process
-
-        async def run() -> T:
-            try:
-                return await function()
-            finally:
-                self._over.set()
-                if under_way is not None:
-                    under_way.discard(self)
-
-        self._future = portal.start_task_soon(run)
-        if under_way is not None and not self._over.is_set():
-            under_way.add(self)
-            if self._over.is_set():
-                under_way.discard(self)
-
-    @property
-    def is_foreign(self) -> bool:
-        """Whether it is under way in the process that this one was forked from, and nowhere here."""
-        return self._process is not _process
-
-    def result(self) -> T:
-        return self._future.result()
-
-    def wait(self) -> None:
-        self._over.wait()
-
-    def stop(self) -> None:
-        """Cancel it and wait for its end: a cancelled future says nothing about its task."""
-        if self.is_foreign:
-            return
-        self._future.cancel()
-        self.wait()
-
-
-class _Portal:
-    """The thread that all `RLM` share: the first lease starts it and the last ends it.
-
-    Not anyio's own provider: in a forked process that one waits, while it is collected, for a thread that is not there.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._leases = 0
-        self._running: tuple[BlockingPortal, threading.Thread] | None = None
-
-    def acquire(self) -> BlockingPortal:
-        """Begin a lease.
-
-        Raises:
-            ConfigurationError: in the thread itself, which would wait for what it has to do.
-        """
-        self.refuse_own_thread()
-        with self._lock:
-            running = self._running = self._running or _portal_thread()
-            self._leases += 1
-            return running[0]
-
-    def refuse_own_thread(self) -> None:
-        running = self._running
-        if running is not None and running[1] is threading.current_thread():
-            raise ConfigurationError(
-                "RLM can't be used in a callback, listener or model function of an RLM: make that a coroutine function "
-                "and await AsyncRLM there"
-            )
-
-    def release(self) -> None:
-        """End a lease; the last one waits for the thread's end."""
-        with self._lock:
-            self._leases -= 1
-            if self._leases or self._running is None:
-                return
-            (portal, thread), self._running = self._running, None
-        portal.call(portal.stop)
-        thread.join()
-
-
-def _portal_thread() -> tuple[BlockingPortal, threading.Thread]:
-    ready: Future[BlockingPortal] = Future()
-
-    async def serve() -> None:
-        async with BlockingPortal() as portal:
-            ready.set_result(portal)
-            await portal.sleep_until_stopped()
-
-    def run() -> None:
-        try:
-            Context().run(anyio.run, serve)
-        except BaseException as error:
-            if ready.done():
-                raise
-            ready.set_exception(error)
-
-    thread = threading.Thread(target=run, name="asyncrlm-portal", daemon=True)
-    thread.start()
-    return ready.result(), thread
-
-
 class _Open:
-    """A lease of the portal thread, and in it an open engine."""
+    """An engine that is open in the portal, with what runs on it. One task enters and leaves it."""
 
     finalizer: weakref.finalize[Any, Any] | None = None
 
     def __init__(self, completions: Completions) -> None:
-        self._closing = threading.Lock()
-        self._starting = threading.Lock()
-        self._closed = False
-        self._under_way: set[_Task[Any]] = set()
-        self._sessions: set[_Task[Any]] = set()
+        self._completions = completions
         self._process = _process
-        self._portal = _process.portal.acquire()
-        entered: Future[anyio.Event] = Future()
+        self._runs = Tasks()
+        self._sessions = Tasks()
+        self._entered = threading.Event()
+        self._leave: anyio.Event | None = None
+        self._is_leaving = False
+        self._holder = Task(self._hold)
 
-        async def hold() -> None:
-            # One task enters and leaves: what `persistent` keeps belongs to it.
-            try:
-                async with completions:
-                    leave = anyio.Event()
-                    entered.set_result(leave)
-                    await leave.wait()
-            except BaseException as error:
-                if not entered.done():
-                    entered.set_exception(error)
-                raise
+    def enter(self) -> None:
+        """Open it.
 
-        self._holder = _Task(self._portal, hold)
+        Raises:
+            Exception: what kept it from being opened.
+        """
         try:
-            self._leave = entered.result()
-        except BaseException:
-            try:
-                self._holder.stop()
-            finally:
-                _process.portal.release()
-            raise
-        _process.open.add(self)
-
-    def start(self, function: Callable[[], Awaitable[T]]) -> _Task[T]:
-        with self._starting:
-            if self._closed:
-                raise ConfigurationError("this RLM is being closed")
-            return _Task(self._portal, function, self._under_way)
-
-    def hold(self, function: Callable[[], Awaitable[None]]) -> _Task[None]:
-        """Begin what goes on until it is stopped."""
-        with self._starting:
-            return _Task(self._portal, function, self._sessions)
-
-    def close(self) -> None:
-        """Once all that runs has ended, close the sessions and the engine, and leave the portal.
-
-        Not before: as long as a run holds the engine open, whoever opens it again must find the same event loop.
-        """
-        if self._process is not _process:
-            return
-        with self._closing:
-            if self._closed:
-                return
-            with self._starting:
-                self._closed = True
-            self._process.open.discard(self)
-            if self.finalizer is not None:
-                self.finalizer.detach()
-            try:
-                for task in tuple(self._under_way):
-                    task.wait()
-                for session in tuple(self._sessions):
-                    session.stop()
-                self._portal.call(self._leave.set)
+            self._process.portal.begin(self._holder)
+            self._entered.wait()
+            if self._leave is None:
+                self._holder.wait()
                 self._holder.result()
-            finally:
-                self._process.portal.release()
+        except BaseException:
+            self._is_leaving = True
+            self._holder.stop()
+            raise
 
-    def abandon(self) -> None:
-        """Close it for an `RLM` that nobody has any more.
+    @property
+    def is_open(self) -> bool:
+        """Whether anything can be begun here."""
+        return self._entered.is_set() and not self._is_leaving and not self._holder.is_over
 
-        The garbage is collected in any thread, at any line: the portal's own, which would wait for itself, or one that
-        holds the portal's lock. So nothing is waited for here, and no lock taken, not even those that `threading` takes
-        to start a thread.
-        """
-        _thread.start_new_thread(self.close, ())
+    def start(self, task: Task[Any]) -> None:
+        """Begin a run."""
+        self._process.portal.begin(task, self._runs)
+
+    def hold(self, task: Task[None]) -> None:
+        """Begin what goes on until it is stopped."""
+        self._process.portal.begin(task, self._sessions)
+
+    def leave(self) -> None:
+        """Let nothing begin any more, and have it closed; waits for nothing, takes no lock."""
+        self._is_leaving = True
+        self._holder.post(self._let_go)
+
+    def wait(self) -> None:
+        """Until it is closed. Ctrl-C stops what it is kept open for."""
+        try:
+            self._holder.wait()
+        except BaseException:
+            self._holder.post(self._runs.cancel)
+            self._holder.wait()
+            raise
+        if self._holder.is_over:
+            with suppress(CancellationError):  # Ctrl-C while it was being opened
+                self._holder.result()
+
+    def end(self) -> None:
+        """Close it at the end of the process: only daemon threads are left to wait for what runs, and they end too."""
+        self._holder.post(self._runs.drop)
+        self.leave()
+        self.wait()
+
+    # ---- in the portal's thread ----
+
+    def _let_go(self) -> None:
+        self._runs.closed = self._sessions.closed = True
+        if self._leave is not None:
+            self._leave.set()
+
+    async def _hold(self) -> None:
+        self._process.open.add(self)
+        try:
+            async with self._completions:
+                self._leave = anyio.Event()
+                self._entered.set()
+                await self._leave.wait()
+                # Not before all that runs has ended: as long as a run keeps the engine open, whoever opens it again
+                # must find the same event loop.
+                await self._runs.over()
+                self._sessions.cancel()
+                await self._sessions.over()
+        finally:
+            self._process.open.discard(self)
+            self._entered.set()
 
 
 class _Process:
     """What the `RLM` of one process share."""
 
     def __init__(self) -> None:
-        self.portal = _Portal()
+        self.portal = Portal()
         self.open: set[_Open] = set()
         """What to close when the process ends."""
         self.every: weakref.WeakSet[RLM] = weakref.WeakSet()
@@ -357,7 +269,7 @@ _process = _Process()
 @atexit.register
 def _close_all() -> None:
     for opened in tuple(_process.open):
-        opened.close()
+        opened.end()
 
 
 def _after_fork() -> None:

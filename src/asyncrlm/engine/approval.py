@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from ..caught import is_own
 from ..repl.approval import ApprovalRequest
 from ..repl.messages import CellError
 from ..repl.outcome import CellOutcome
@@ -29,7 +30,7 @@ class Approval:
         *,
         run_id: str = "",
         depth: int = 0,
-        on_failure: Callable[[Any, Exception], None] = lambda _hook, _error: None,
+        on_failure: Callable[[Any, BaseException], None] = lambda _hook, _error: None,
     ) -> None:
         self._hook = hook
         self._run_id = run_id
@@ -62,6 +63,8 @@ class Approval:
             if isinstance(verdict, str):
                 return verdict.strip()
             raise TypeError(f"approve returned a {type(verdict).__name__}, not None, a bool or a str")
-        except Exception as error:  # noqa: BLE001 - the caller's code; what it did not approve is refused
+        except BaseException as error:  # the caller's code; what it did not approve is refused
+            if not is_own(error):
+                raise
             self._on_failure(self._hook, error)
             return f"approval failed ({type(error).__name__})"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Never, Self, cast
 
 import anyio
 
+from ..caught import is_own
 from ..errors import ConfigurationError, RLMError
 from ..events import AnyEvent, Event, Listener
 from ..types import RLMChatCompletion
@@ -182,7 +183,9 @@ class Completions:
                     stream.result = await self.complete(
                         call, prompt, root_prompt, tags, send.send_nowait, conversation=conversation
                     )
-                except RLMError as error:
+                except BaseException as error:
+                    if not is_own(error):
+                        raise
                     stream.error = error
 
         with one_error():
@@ -224,7 +227,7 @@ class EventStream:
     def __init__(self, events: AsyncIterator[Event]) -> None:
         self._events = cast("AsyncIterator[AnyEvent]", events)
         self.result: RLMChatCompletion | None = None
-        self.error: RLMError | None = None
+        self.error: BaseException | None = None
 
     def __aiter__(self) -> AsyncIterator[AnyEvent]:
         return self

@@ -16,12 +16,12 @@ from typing import Generic, TypeVar, cast
 import anyio
 import anyio.abc
 
-from ..repl.backend import on_trio
+from ..backend import on_trio
 
 T = TypeVar("T")
 
 
-class _Outcome(Generic[T]):
+class Outcome(Generic[T]):
     """What came of a coroutine function that another task runs."""
 
     __slots__ = ("error", "value")
@@ -59,7 +59,7 @@ async def behind_door(body: Callable[[], Awaitable[T]]) -> T:
     """The result of a coroutine function; a cancelled caller waits until all of it is cleaned up."""
     if on_trio():
         return await body()
-    outcome = _Outcome[T]()
+    outcome = Outcome[T]()
     async with anyio.create_task_group() as group:
         group.start_soon(outcome.of, body)
     return outcome.result()
@@ -76,7 +76,7 @@ class BehindDoor(Generic[T]):
         self._entered = anyio.Event()
         self._leave = anyio.Event()
         self._group: anyio.abc.TaskGroup | None = None
-        self._outcome = _Outcome[None]()
+        self._outcome = Outcome[None]()
         self._value: T | None = None
 
     async def __aenter__(self) -> T:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import cast
+
+from ..repl.raised import innermost
 
 
 class one_error:  # noqa: N801 - used as a function
@@ -17,7 +18,7 @@ class one_error:  # noqa: N801 - used as a function
     def __exit__(
         self, kind: type[BaseException] | None, group: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        error = None if group is None else _only(group)
+        error = None if group is None else innermost(group)
         if error is None or error is group:
             return
         context = error.__context__
@@ -26,8 +27,3 @@ class one_error:  # noqa: N801 - used as a function
         finally:
             error.__context__ = context
             del error, group, context, traceback
-
-
-def _only(error: BaseException) -> BaseException:
-    members = cast("tuple[BaseException, ...]", getattr(error, "exceptions", ()))
-    return _only(members[0]) if isinstance(error, BaseExceptionGroup) and len(members) == 1 else error  # pyright: ignore[reportUnknownVariableType]

@@ -23,7 +23,7 @@ async def plain_text(prompt: Any, root_prompt: str | None, threads: anyio.Capaci
     if isinstance(prompt, str):
         text = prompt
     else:
-        text = await anyio.to_thread.run_sync(_as_text, prompt, limiter=threads)
+        text = await anyio.to_thread.run_sync(_as_text, prompt, abandon_on_cancel=True, limiter=threads)
     return f"{root_prompt}\n\n{text}" if root_prompt else text
 
 

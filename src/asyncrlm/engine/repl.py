@@ -256,7 +256,7 @@ class Repl:
             warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
 
 
-def _log_failure(hook: Any, error: Exception) -> None:
+def _log_failure(hook: Any, error: BaseException) -> None:
     get_logger().warning(
         "asyncrlm: your callback raised, the cell is refused",
         callback=repr(hook),

@@ -156,7 +156,7 @@ class Telling:
                 )
             )
 
-    def listener_failed(self, listener: Any, error: Exception) -> None:
+    def listener_failed(self, listener: Any, error: BaseException) -> None:
         self._tree.emit(self._tree.listener_failed(listener, error))
 
     def tool_called(self, record: ToolRecord) -> None:

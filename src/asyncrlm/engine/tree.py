@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 
+from ..caught import is_own
 from ..errors import LimitError, LMError, TimeoutExceededError
 from ..events import Event, LimitReached, ListenerFailed, RequestWaiting, UsageSettled
 from ..ledger import Ledger, Need, Settlement
@@ -77,12 +78,14 @@ class Tree:
         for listener in tuple(self._listeners):
             try:
                 listener(event)
-            except Exception as error:  # noqa: BLE001 - a listener is the user's code; its failure is an event
+            except BaseException as error:  # a listener is the user's code; its failure is an event
+                if not is_own(error):
+                    raise
                 if listener in self._listeners:
                     self._listeners.remove(listener)
                 self.emit(self.listener_failed(listener, error))
 
-    def listener_failed(self, listener: Any, error: Exception) -> ListenerFailed:
+    def listener_failed(self, listener: Any, error: BaseException) -> ListenerFailed:
         name = getattr(listener, "__qualname__", type(listener).__qualname__)
         if not self.watched:
             get_logger().warning(
@@ -102,7 +105,9 @@ class Tree:
             outcome = function(*arguments)
             if inspect.isawaitable(outcome):
                 await outcome
-        except Exception as error:  # noqa: BLE001 - as above
+        except BaseException as error:
+            if not is_own(error):
+                raise
             self.emit(self.listener_failed(function, error))
 
     def _settled(self, settlement: Settlement) -> None:

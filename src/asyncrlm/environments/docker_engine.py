@@ -111,9 +111,11 @@ class Engine:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for closing in (self._docker, self._session):
-            if closing is not None:
-                await closing.close()
+        with anyio.CancelScope(shield=True):
+            for closing in (self._docker, self._session):
+                if closing is not None:
+                    await closing.close()
+            await anyio.lowlevel.checkpoint()  # asyncio takes a pass of its loop to close what was told to close
         self._docker = self._session = None
 
     # ---- images ----

@@ -5,13 +5,13 @@ from __future__ import annotations
 import array
 import contextlib
 import os
-import shutil
 import signal
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import anyio
+import anyio.from_thread
 import anyio.lowlevel
 import anyio.to_thread
 
@@ -189,12 +189,17 @@ class LocalSandbox(Sandbox):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with open(fd, "wb", buffering=0) as file:  # noqa: PTH123 - a descriptor
             for chunk in chunks:
-                if self._closing:
-                    raise anyio.BrokenResourceError
+                self._look_up()
                 left = memoryview(chunk)
                 while left:
                     left = left[file.write(left) :]
         return str(path)
+
+    def _look_up(self) -> None:
+        """In a thread that is not abandoned, for what it writes: whether anybody still wants it."""
+        if self._closing:
+            raise anyio.BrokenResourceError
+        anyio.from_thread.check_cancelled()
 
     async def pass_file(self, open_file: Callable[[], int]) -> None:
         fd = await anyio.to_thread.run_sync(self._open_to_pass, open_file, limiter=self._threads)
@@ -231,7 +236,9 @@ class LocalSandbox(Sandbox):
         try:
             self._make_folder()
             with open(fd, "rb") as source, copy.open("xb") as target:  # noqa: PTH123 - a descriptor
-                shutil.copyfileobj(source, target, CHUNK)
+                while data := source.read(CHUNK):
+                    self._look_up()
+                    target.write(data)
             return os.open(copy, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError as e:  # the folder went, with the worker
             raise anyio.BrokenResourceError from e

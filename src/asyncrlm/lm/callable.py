@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ..caught import is_own
 from ..errors import ConfigurationError, LMError
 from .base import LMClient, LMReply, LMRequest
 
@@ -45,7 +46,9 @@ class CallableClient(LMClient):
             reply: Any = await self._function(messages)
         except LMError:
             raise
-        except Exception as error:
+        except BaseException as error:
+            if not is_own(error):
+                raise
             raise LMError(f"{self.model} raised {type(error).__name__}: {error}", kind="other") from error
         if isinstance(reply, str):
             return LMReply(text=reply)

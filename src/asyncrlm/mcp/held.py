@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import anyio
 
-from ..repl.backend import on_trio
+from ..backend import on_trio
 from ..repl.raised import innermost
 
 T = TypeVar("T")

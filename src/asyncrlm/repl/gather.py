@@ -8,6 +8,7 @@ from collections.abc import AsyncIterable, Callable
 from typing import Any, Protocol, cast
 
 import anyio
+import anyio.from_thread
 import anyio.to_thread
 
 from ..errors import ConfigurationError
@@ -67,7 +68,7 @@ async def gathered(value: Any, *, lazy: bool, web: Web, threads: anyio.CapacityL
         file = await _iterated(cast("AsyncIterable[Any]", value), threads, tell)
     elif is_stream(value):
         check_stream(value)
-        file = await anyio.to_thread.run_sync(_read, value, limiter=threads)
+        file = await anyio.to_thread.run_sync(_read, value, abandon_on_cancel=True, limiter=threads)
         tell("file", file.size, file.size)
     else:
         return await anyio.to_thread.run_sync(
@@ -117,12 +118,15 @@ def _read(file: BinaryFile) -> HostFile:
     except Exception:  # noqa: BLE001 -- a pipe, or a file that knows no position
         begin = None
     try:
-        while data := file.read(PIECE):
-            if isinstance(data, str):
-                raise ConfigurationError("the prompt is a file opened as text; open it in binary mode")
-            spool.write(data)
-        if begin is not None:
-            cast("Any", file).seek(begin)
+        try:
+            while data := file.read(PIECE):
+                if isinstance(data, str):
+                    raise ConfigurationError("the prompt is a file opened as text; open it in binary mode")
+                anyio.from_thread.check_cancelled()
+                spool.write(data)
+        finally:
+            if begin is not None:
+                cast("Any", file).seek(begin)
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"the file given as prompt can't be read: {error}") from error
     return HostFile.spooled("", spool, text=False)

@@ -6,11 +6,10 @@ from typing import cast
 
 
 def innermost(error: BaseException) -> BaseException:
-    """The one error inside groups of one, as task groups wrap what their tasks raise."""
-    inner = error
-    while isinstance(inner, BaseExceptionGroup):
-        members = cast("tuple[BaseException, ...]", inner.exceptions)
+    """What is inside groups of one, as task groups wrap what their tasks raise."""
+    while isinstance(error, BaseExceptionGroup):
+        members = cast("tuple[BaseException, ...]", error.exceptions)
         if len(members) != 1:
-            return error
-        inner = members[0]
-    return inner
+            break
+        error = members[0]
+    return cast("BaseException", error)

@@ -112,7 +112,7 @@ class Shelf:
             if is_stream(value) or is_url(value):
                 value = await gathered(value, lazy=lazy, web=Web(), threads=self._threads, tell=_unheard)
             make = functools.partial(plan_load, name, value, lazy=lazy)
-            plan = await anyio.to_thread.run_sync(make, limiter=self._threads)
+            plan = await anyio.to_thread.run_sync(make, abandon_on_cancel=True, limiter=self._threads)
         return plan if also is None else msgspec.structs.replace(plan, also=also)
 
     def keep(self, plan: LoadPlan) -> None:

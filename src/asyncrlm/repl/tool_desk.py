@@ -12,6 +12,7 @@ from typing import Any
 import anyio
 from msgspec import UNSET
 
+from ..caught import is_ctrl_c, is_own
 from .raised import innermost
 from .tool_threads import ToolThreads, TooManyLeftError
 from .tools import HostTools, is_async
@@ -134,9 +135,9 @@ async def _awaited(awaitable: Any) -> Any:
 async def _run_async(name: str, run: Callable[[], Awaitable[Any]]) -> Any:
     try:
         result = await run()
-    except (anyio.get_cancelled_exc_class(), KeyboardInterrupt, GeneratorExit):
-        raise
-    except BaseException as error:  # noqa: BLE001 -- a SystemExit of a tool is the cell's, not the host's
+    except BaseException as error:  # a SystemExit of a tool is the cell's, not the host's
+        if not is_own(error):
+            raise
         return _failure(error)
     return _encode(name, result)
 
@@ -152,16 +153,23 @@ def _run_plain(name: str, run: Callable[[], Any]) -> Any:
 
 def _failure(raised: BaseException) -> ToolFailure:
     error = innermost(raised)
+    return ToolFailure(type(error).__name__, _text(error))
+
+
+def _text(error: BaseException) -> str:
     try:
-        text = str(error)
-    except Exception as broken:  # noqa: BLE001 -- an exception whose __str__ raises is still an exception to report
-        text = f"(its text can't be had: {type(broken).__name__})"
-    return ToolFailure(type(error).__name__, text)
+        return str(error)
+    except BaseException as broken:  # an exception whose __str__ raises is still an exception to report
+        if is_ctrl_c(broken):
+            raise
+        return f"(its text can't be had: {type(broken).__name__})"
 
 
 def _encode(name: str, result: Any) -> Any:
     try:
         return codec.encode(result)
-    except Exception as error:  # noqa: BLE001 -- the caller's own objects take part in encoding and may raise anything
-        text = f"the tool {name} returned a {type(result).__name__}, which can't be sent to a cell: {error}"
+    except BaseException as error:  # the caller's own objects take part in encoding and may raise anything
+        if is_ctrl_c(error):
+            raise
+        text = f"the tool {name} returned a {type(result).__name__}, which can't be sent to a cell: {_text(error)}"
         return ToolFailure("TypeError", text)

@@ -46,4 +46,4 @@ async def load_tools(link: Link, tools: HostTools, init: Init, threads: anyio.Ca
 async def _planned(tool: Tool, threads: anyio.CapacityLimiter) -> LoadPlan:
     if tool.kind == "source":
         return LoadPlan(name=tool.name, form="code", value=codec.encode(tool.value))
-    return await anyio.to_thread.run_sync(plan_tool, tool.name, tool.value, limiter=threads)
+    return await anyio.to_thread.run_sync(plan_tool, tool.name, tool.value, abandon_on_cancel=True, limiter=threads)

@@ -15,8 +15,8 @@ import anyio.from_thread
 import anyio.to_thread
 from anyio.lowlevel import EventLoopToken, current_token
 
+from ..backend import on_trio
 from ..observe.log import get_logger
-from .backend import on_trio
 
 MOST_LEFT = 32
 """Threads left behind at which no more plain tools are called: each may hold what it works on for ever."""

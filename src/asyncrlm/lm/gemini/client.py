@@ -153,7 +153,7 @@ class _Tokens:
         auth = optional_sdk("google.auth", "gemini")
         try:
             found, project = await anyio.to_thread.run_sync(
-                lambda: auth.default(scopes=[SCOPE]), limiter=anyio.CapacityLimiter(1)
+                lambda: auth.default(scopes=[SCOPE]), abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1)
             )
         except auth.exceptions.GoogleAuthError as error:
             raise ConfigurationError(
@@ -174,7 +174,9 @@ class _Tokens:
         exceptions = optional_sdk("google.auth.exceptions", "gemini")
         try:
             await anyio.to_thread.run_sync(
-                lambda: self._credentials.refresh(transport.Request()), limiter=anyio.CapacityLimiter(1)
+                lambda: self._credentials.refresh(transport.Request()),
+                abandon_on_cancel=True,
+                limiter=anyio.CapacityLimiter(1),
             )
         except exceptions.GoogleAuthError as error:
             raise LMError(

@@ -76,7 +76,7 @@ class OfflineLM(LMClient):
         answer = partial(reply_to, messages)
         if size >= _LONG:
             # A limiter to itself: the gate bounds how many there are, and anyio's own is the application's.
-            text = await anyio.to_thread.run_sync(answer, limiter=anyio.CapacityLimiter(1))
+            text = await anyio.to_thread.run_sync(answer, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1))
         else:
             await anyio.lowlevel.checkpoint()
             text = answer()

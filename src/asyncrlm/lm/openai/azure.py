@@ -185,7 +185,7 @@ async def _token(provider: Callable[[], Any]) -> str:
     if inspect.iscoroutinefunction(provider):
         return await provider()
     # A plain one asks the network when its token is about to expire.
-    token = await anyio.to_thread.run_sync(provider, limiter=anyio.CapacityLimiter(1))
+    token = await anyio.to_thread.run_sync(provider, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1))
     token = await token if inspect.isawaitable(token) else token
     if not isinstance(token, str) or not token:
         raise LMError("azure_ad_token_provider gave no token", kind="authentication")
