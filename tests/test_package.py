@@ -30,14 +30,14 @@ SURFACE = {
 LAYERS = [
     {"cli", "__main__"},
     {"testing"},
-    {"rlm", "sync", "chat", "blocking"},
+    {"rlm", "sync", "chat", "blocking", "portal"},
     {"engine"},
     {"mcp"},
     {"environments"},
     {"repl"},
     {"lm"},
     {"observe"},
-    {"ledger", "money", "events", "types", "errors", "clipping", "_version"},
+    {"ledger", "money", "events", "types", "errors", "clipping", "caught", "backend", "_version"},
 ]
 """From the door inward; each may import what stands below it."""
 
