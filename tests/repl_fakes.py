@@ -169,6 +169,11 @@ class FakeEnvironment(Environment, frozen=True, kw_only=True, dict=True):
     chunk: int = 1 << 18
     direct: bool = True
     opened: list[FakeSandbox]
+    common: Settings
+
+    @property
+    def settings(self) -> Settings:
+        return self.common
 
     async def open(self, scope: Scope) -> Sandbox:
         await anyio.lowlevel.checkpoint()
@@ -221,7 +226,7 @@ def fake_session(
         script=script,
         group=group,
         opened=opened,
-        settings=settings or Settings(),
+        common=settings or Settings(),
         capacity=capacity,
         chunk=chunk,
         direct=direct,

@@ -70,6 +70,15 @@ async def test_what_is_no_context_is_refused_before_a_model_is_asked() -> None:
     assert root.asked == 0
 
 
+@one
+@covers("X04")
+async def test_a_table_is_a_table() -> None:
+    pandas = pytest.importorskip("pandas")
+    with anyio.fail_after(20):
+        outcome = await run_case("X04", pandas.DataFrame({"n": [1, 2, 3], "s": ["a", "b", "c"]}))
+    assert outcome.answer == "6"
+
+
 @both
 @covers("X05")
 async def test_bytes_arrive_as_bytes() -> None:

@@ -86,6 +86,14 @@ def test_the_answer_alone_goes_to_standard_output(cli: Callable[..., Ran], text:
     assert ran.err == ""
 
 
+def test_a_folder_and_a_pattern(cli: Callable[..., Ran], text: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.md").write_text("The horse sat in the stable.\n")
+    for what, lazy in ((tmp_path, []), (tmp_path / "*.txt", []), (text, ["--lazy"])):
+        ran = cli("run", what, "-q", "Where did the cat sit?", "--backend", "offline", *lazy)
+        assert (ran.status, ran.err) == (0, "")
+        assert "The cat sat on the mat" in ran.out
+
+
 def test_verbose_shows_progress_on_standard_error(cli: Callable[..., Ran], text: Path) -> None:
     ran = cli("run", text, "-q", "Where did the cat sit?", "--backend", "offline", "--verbose")
     assert ran.status == 0
@@ -138,7 +146,10 @@ HERE = ["--backend", "vllm", "--model", "m", "--base-url", "http://127.0.0.1:9/v
     ("arguments", "status", "says"),
     [
         (["run", "{missing}", "-q", "x"], 2, "asyncrlm: {missing}: No such file or directory"),
-        (["run", "{folder}", "-q", "x"], 2, "asyncrlm: {folder}: Is a directory"),
+        (["run", "{folder}/none", "-q", "x", "--backend", "offline"], 2, "No such file or directory"),
+        (["run", "{folder}/*.none", "-q", "x", "--backend", "offline"], 2, "no file matches"),
+        (["run", "http://127.0.0.1:1/", "-q", "x", "--backend", "offline"], 2, "; --allow-private allows it"),
+        (["run", "http://x/", "-q", "x", "--backend", "offline", "--max-download", "?"], 2, "--max-download"),
         (["run", "a\0b", "-q", "x"], 2, "null byte"),
         (["run", "{text}"], 2, "question"),
         (["run"], 2, "FILE"),

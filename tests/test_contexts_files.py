@@ -11,7 +11,6 @@ import anyio
 import pytest
 
 from asyncrlm import AsyncRLM, ConfigurationError, Repl
-from asyncrlm.repl import context as context_module
 from asyncrlm.repl.context import describe, plan_load, resolved
 from asyncrlm.repl.files import HostFile, HostFiles
 
@@ -105,8 +104,6 @@ def test_what_is_refused(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
         bound.bind("socket")
         refused(tree, "socket.* is no regular file")
     (tree / "socket").unlink()
-    monkeypatch.setattr(context_module, "MAX_PATH_BYTES", 11)
-    refused(tree / "*.*", "has 12 bytes; as paths at most 11")
 
 
 def test_what_takes_the_place_of_a_file_is_refused(tree: Path, tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ async def test_waiting_for_the_index_is_not_the_cells_own_time(
     no_leaks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "text.txt"
-    path.write_bytes(TEXT.encode())
+    path.write_bytes(TEXT.encode() * 50)  # more than is counted at once
     build = CharacterIndex.build
 
     async def late(self: CharacterIndex, threads: anyio.CapacityLimiter) -> None:
@@ -131,7 +131,7 @@ async def test_waiting_for_the_index_is_not_the_cells_own_time(
     with anyio.fail_after(10):
         async with Repl(environment_kwargs={"cell_timeout": 0.3}, context=path, lazy=True) as repl:
             result = await repl.execute("print(context[:5], context[-4:-1])\nprint(len(context))")
-            assert (result.error, result.stdout) == (None, f"héllo two\n{len(TEXT)}\n")
+            assert (result.error, result.stdout) == (None, f"héllo two\n{len(TEXT) * 50}\n")
             assert result.execution_time > 0.3
 
 

@@ -34,6 +34,7 @@ def tiny() -> Iterator[None]:
             patch.setattr(module, "BLOCK", 7)
         patch.setattr(lazytext, "WINDOW", 11)
         patch.setattr(lazytext, "NEAR", 3)
+        patch.setattr(lazytext, "SMALL", -1)
         patch.setattr(searching, "_AHEAD", 5)
         patch.setattr(shelf, "STEP", 14)
         yield

@@ -6,7 +6,7 @@ A listener is a callable that takes one event. It is called on the event loop, i
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct, field
 
@@ -44,10 +44,11 @@ class RunStarted(Event, frozen=True, kw_only=True):
 
 
 class ContextProgress(Event, frozen=True, kw_only=True):
-    """A context is on its way to the host, from the web or a stream."""
+    """A context is on its way: to the host, from the web or a stream, or from there to a sandbox that is elsewhere."""
 
     name: str = ""
-    """The address without its query; "iterator" or "file" for a stream."""
+    """The address without its query; "iterator" or "file" for a stream; to a sandbox the variable, or the document."""
+    to: Literal["host", "sandbox"] = "host"
     received: int = 0
     """Bytes so far."""
     total: int | None = None

@@ -1,7 +1,6 @@
 """Cases made from public bug reports: the data, and what the tests beside this package share to run it.
 
-`cases.json` is data and stays as it came. A test says with `covers` which cases it checks;
-`later.LATER` names those that need what is not built yet.
+`cases.json` is data and stays as it came. A test says with `covers` which cases it checks.
 """
 
 from __future__ import annotations

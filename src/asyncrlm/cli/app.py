@@ -72,7 +72,9 @@ class OnSubcallError(StrEnum):
 def run(
     file: Annotated[
         str,
-        typer.Argument(metavar="FILE", help="A text file, an https:// address, - for standard input."),
+        typer.Argument(
+            metavar="FILE", help="A text file, a folder, 'docs/*.md', an https:// address, - for standard input."
+        ),
     ],
     question: Annotated[str, typer.Option("--question", "-q", help="What to find out about it.")],
     backend: Annotated[
@@ -115,6 +117,13 @@ def run(
     on_subcall_error: Annotated[
         OnSubcallError | None, typer.Option(help="A failed call is a text that says so, or an exception in the cell.")
     ] = None,
+    lazy: Annotated[bool, typer.Option(help="Keep files out of memory, as those over 256 MB always are.")] = False,
+    max_download: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="How large a document of the web may be; 1GB if not given.")
+    ] = None,
+    allow_private: Annotated[
+        bool, typer.Option("--allow-private", help="Fetch from addresses that are not of the public internet too.")
+    ] = False,
     log_dir: Annotated[str | None, typer.Option(metavar="FOLDER", help="Write a log of the run there.")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -125,7 +134,7 @@ def run(
     The answer goes to standard output, progress and errors to standard error.
     """
     with exits(as_json=as_json):
-        from .ask import ask, backend_arguments, read_prompt  # noqa: PLC0415 - `--help` needs no engine
+        from .ask import ask, backend_arguments, context_arguments, read_prompt  # noqa: PLC0415 - `--help` needs no engine
 
         arguments = {
             "environment": environment,
@@ -158,7 +167,16 @@ def run(
             sub_price=_price("--sub-price", sub_price),
         )
         shown = _detail(quiet=quiet, verbose=verbose, by_itself=sys.stderr is not None and sys.stderr.isatty())
-        ask(read_prompt(file), question, given, name=file, log_dir=log_dir, progress=shown, as_json=as_json)
+        ask(
+            read_prompt(file),
+            question,
+            given,
+            name=file,
+            log_dir=log_dir,
+            progress=shown,
+            as_json=as_json,
+            overrides=context_arguments(lazy=lazy, max_download=max_download, allow_private=allow_private),
+        )
 
 
 @app.command(epilog=_STATUS)

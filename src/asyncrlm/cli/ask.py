@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import anyio
+import msgspec
 
-from .. import AsyncRLM, ConfigurationError, RLMChatCompletion, RLMLogger
+from .. import AsyncRLM, ConfigurationError, RLMChatCompletion, RLMLogger, Web
+from ..environments.units import parse_bytes
 from ..observe.progress import Progress
 from .exits import FAILED, USAGE, fail, say, write, write_json
 from .spoken import no_text
@@ -22,7 +24,8 @@ Price = tuple[float, float]
 
 
 def read_prompt(file: str) -> Any:
-    """What to ask about: a path to a readable file, an address, or the text of standard input or a pipe."""
+    """What to ask about: a path to a readable file, a folder or a pattern, an address, or the text of standard input or
+    of a pipe."""
     if file.startswith(("http://", "https://")):
         import httpx2  # noqa: PLC0415 - loaded where it is used
 
@@ -32,6 +35,8 @@ def read_prompt(file: str) -> Any:
             if sys.stdin is None or sys.stdin.isatty():
                 fail("standard input is a terminal; pipe a text into it or name a FILE", USAGE)
             return _decoded(sys.stdin.buffer.read(), "standard input")
+        if Path(file).is_dir() or (set("*?[").intersection(file) and not Path(file).exists()):
+            return Path(file).absolute()
         with Path(file).open("rb") as opened:
             # A pipe can be read once only, so its text is taken here; a file the worker reads by itself.
             if not stat.S_ISREG(Path(file).stat().st_mode):
@@ -48,6 +53,14 @@ def _decoded(data: bytes, name: str) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         fail(f"{name}: not UTF-8 text (byte {error.start})", USAGE)
+
+
+def context_arguments(*, lazy: bool, max_download: str | None, allow_private: bool) -> dict[str, Any]:
+    """The options that say how the context is had, as arguments of `AsyncRLM.acompletion`."""
+    web = Web(allow_private=allow_private)
+    if max_download is not None:
+        web = msgspec.structs.replace(web, max_bytes=parse_bytes("--max-download", max_download) or web.max_bytes)
+    return {"lazy": lazy, "web": web}
 
 
 def backend_arguments(
@@ -83,6 +96,7 @@ def ask(
     log_dir: str | None = None,
     progress: Detail | None = None,
     as_json: bool = False,
+    overrides: dict[str, Any] | None = None,
 ) -> None:
     """Run to the answer and print it, with progress lines unless that is None.
 
@@ -94,9 +108,9 @@ def ask(
 
     async def complete() -> RLMChatCompletion:
         if progress is None:
-            return await rlm.acompletion(prompt, question)
+            return await rlm.acompletion(prompt, question, **(overrides or {}))
         tell = Progress(brief=progress == "brief")
-        async with rlm.astream(prompt, question) as events:
+        async with rlm.astream(prompt, question, **(overrides or {})) as events:
             async for event in events:
                 tell(event)
         if events.result is None:

@@ -23,6 +23,8 @@ _PHRASES: Final = (
         r"give it with backend_kwargs=.* in USD per million tokens \(other_backend_kwargs likewise\)",
         "give it with --price IN,OUT (--sub-price for a --sub-model) in USD per million tokens",
     ),
+    (r"web=Web\(max_bytes=\.\.\.\)", "--max-download"),
+    (r"web=Web\(allow_private=True\)", "--allow-private"),
     (r"model_name=", "--model "),
     (r" in backend_kwargs or in ([A-Z])", r" in \1"),
     (r" in backend_kwargs", ""),

@@ -56,8 +56,8 @@ class Call:
         """Of this call's root model, on top of those of the configuration."""
         self.tenant: str | None = checked_tenant(overrides.pop("tenant", None)) or configuration.tenant
         self.lazy: bool = overrides.pop("lazy", False)
-        """Whether the prompt, a path to a text file, stays a file in cells."""
-        self.web: Web = overrides.pop("web", Web())
+        """Whether the files of the prompt stay files in cells."""
+        self.web: Web = overrides.pop("web", None) or Web()
         """How a prompt that is a URL is fetched."""
         tools = overrides.pop("custom_tools", None)
         if tools is not None:

@@ -127,8 +127,7 @@ def check_overrides(overrides: Mapping[str, Any], given: Iterable[str]) -> Mappi
             raise unknown_argument(name, of_call(known), elsewhere=given, of="call")
     if not isinstance(overrides.get("lazy", False), bool):
         raise ConfigurationError("lazy is True or False: whether a text file stays a file in cells, whatever its size")
-    if not isinstance(overrides.get("web", Web()), Web):
-        raise ConfigurationError("web is a Web, such as Web(max_bytes=10_000_000): how an httpx.URL is fetched")
+    checked_web(overrides.get("web"))
     return {**overrides, "sampling_args": _sampling("sampling_args", overrides.get("sampling_args"))}
 
 
@@ -154,7 +153,9 @@ def checked_environment(value: Any, settings: Any) -> Environment:
     """
     if not isinstance(value, (str, Environment)):
         raise ConfigurationError(f'environment must be a name such as "local", or an Environment, {got(value)}')
-    return make_environment(value, checked_dict("environment_kwargs", settings))
+    place = make_environment(value, checked_dict("environment_kwargs", settings))
+    place.check()
+    return place
 
 
 def _sampling(name: str, value: Any) -> Mapping[str, Any]:
@@ -248,10 +249,25 @@ def checked_replies(given: Mapping[str, Any]) -> CacheSettings | None:
         if not isinstance(folder, str | Path) or not str(folder):
             got = "an empty str" if folder == "" else type(folder).__name__
             raise ConfigurationError(f"{mode} must be a folder, as a str or a Path, got {got}")
+        if mode == "replay" and not Path(folder).is_dir():
+            raise ConfigurationError(f"replay must be a folder that record= made; {str(folder)!r} is none")
+        if Path(folder).exists() and not Path(folder).is_dir():
+            raise ConfigurationError(f"{mode} must be a folder; {str(folder)!r} is a file")
         found.append(CacheSettings(Path(folder), mode, size if mode == "cache" else None))
     if len(found) > 1:
         raise ConfigurationError(f"{' and '.join(each.mode for each in found)} exclude one another: give one of them")
     return found[0] if found else None
+
+
+def checked_web(web: Any) -> Web | None:
+    """How documents of the web are fetched, as it was given.
+
+    Raises:
+        ConfigurationError: if that is no `Web`.
+    """
+    if web is None or isinstance(web, Web):
+        return web
+    raise ConfigurationError("web is a Web, such as Web(max_bytes=10_000_000): how an httpx.URL is fetched")
 
 
 def checked_tenant(tenant: Any) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -141,28 +141,48 @@ class Conversation:
         """What the REPL knows the messages of the completion under way by."""
         return f"history_{self._running}"
 
-    async def begin(self, prompt: Any) -> str:
-        """Load what the earlier completions left and the new prompt. Returns what the model is told of it.
+    async def begin(
+        self, prompt: Any, serve: Callable[[], Awaitable[None]]
+    ) -> tuple[str, Callable[[], Awaitable[None]]]:
+        """A completion begins.
+
+        Args:
+            prompt: Its context.
+            serve: Has the REPL serve it.
+
+        Returns:
+            What its model is told of the earlier ones, and what loads all that its cells find. That may fail with a
+            ConfigurationError or SandboxLost, and then the completion does not count.
 
         Raises:
-            ConfigurationError: if the prompt can't be loaded.
-            SandboxLost: if no worker can be had, or it dies while loading.
+            ConfigurationError: if the REPL can't serve it.
+            SandboxLost: if no worker can be had.
         """
-        session = self.session
-        for name, messages in list(self._histories.items()):
-            await session.load(name, messages, also="history")
-            del self._histories[name]
-        number = self._number
-        await session.load(f"context_{number}", prompt, also="context")
-        self._number, self._running = number + 1, number
-        lost = session.take_loss()
-        return words.conversation_message(self._configuration.prompts, number=number, lost=lost)
+        session, number = self.session, self._number
+        lost = None
+        if number:  # the model is told whether the worker is still the one of before
+            await serve()
+            lost = session.take_loss()
+        self._running = number
+
+        async def load() -> None:
+            if not number:
+                await serve()
+            for name, messages in list(self._histories.items()):
+                await session.load(name, messages, also="history")
+                del self._histories[name]
+            await session.load(f"context_{number}", prompt, also="context")
+            self._number = number + 1
+            if not number:
+                session.take_loss()
+
+        return words.conversation_message(self._configuration.prompts, number=number, lost=lost), load
 
     def end(self, messages: list[dict[str, str]]) -> None:
         """The completion is over, however it ended; `messages` are what it came to."""
-        if self._running is not None:
+        if self._running is not None and self._running < self._number:
             self._histories[f"history_{self._running}"] = messages
-            self._running = None
+        self._running = None
 
 
 class _Nobody:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from types import TracebackType
+from typing import TypeVar
+
+import anyio
 
 from ..repl.raised import innermost
+
+T = TypeVar("T")
 
 
 class one_error:  # noqa: N801 - used as a function
@@ -27,3 +33,39 @@ class one_error:  # noqa: N801 - used as a function
         finally:
             error.__context__ = context
             del error, group, context, traceback
+
+
+async def beside(work: Callable[[], Awaitable[None]], ask: Callable[[], Awaitable[T]], *, hear_out: bool) -> T:
+    """What `ask` gives, once `work`, which goes on meanwhile, is done too. If `work` fails, `ask` is cancelled.
+
+    Args:
+        work, ask: The two.
+        hear_out: Whether `work` goes on to its end where `ask` fails; else it is cancelled.
+
+    Raises:
+        Exception: what the first of them raised that failed.
+    """
+    errors: list[Exception] = []
+    replies: list[T] = []
+
+    async def working() -> None:
+        try:
+            await work()
+        except Exception as error:  # noqa: BLE001 -- raised below, by itself and not in a group
+            errors.append(error)
+            group.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(working)
+        try:
+            replies.append(await ask())
+        except Exception as error:  # noqa: BLE001 -- as above
+            errors.append(error)
+            if not hear_out:
+                group.cancel_scope.cancel()
+    try:
+        if errors:
+            raise errors[0]
+    finally:
+        errors.clear()  # whose tracebacks hold this frame
+    return replies[0]

@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
+from ..environments import takers
 from ..errors import ConfigurationError
-from ..repl.sandbox import Settings
 
 _MODEL = ("backend", 'backend="openai/gpt-5-mini" or backend_kwargs={"model_name": …}')
 _SUB_MODEL = ("other_backends", 'other_backends=["openai/gpt-5-mini"]')
@@ -22,11 +22,6 @@ _MEANT: dict[str, tuple[str, str]] = {
     },
     **dict.fromkeys(("sub_model", "sub_models", "submodel", "child_model", "small_model"), _SUB_MODEL),
     **dict.fromkeys(("concurrency", "max_concurrency", "max_workers", "parallelism"), _REQUESTS),
-    **{name: ("environment_kwargs", f'environment_kwargs={{"{name}": …}}') for name in Settings.__struct_fields__},
-    **{
-        name: ("environment_kwargs", f'environment_kwargs={{"{name}": …}}')
-        for name in ("read_paths", "workdir", "python", "pool_size", "image")
-    },
     "log_dir": ("logger", "logger=RLMLogger(log_dir=…)"),
 }
 """What other libraries call it → the argument that it is here, and how it is given."""
@@ -61,7 +56,11 @@ def unknown_argument(name: str, known: Iterable[str], *, elsewhere: Iterable[str
     other = {"call": "the constructor", "constructor": "a call"}[of]
     here = "known are" if of == "constructor" else "for one call you can give"
     argument, form = _meant(name, known, elsewhere)
-    if name == "stream":
+    places = [] if argument or "environment_kwargs" not in (*known, *elsewhere) else takers(name)
+    if places:
+        where = "the environment" if "local" in places else f"environment {' or '.join(map(repr, places))}"
+        hint = f'; that is a setting of {where}: environment_kwargs={{"{name}": …}}; '
+    elif name == "stream":
         hint = ": use astream(…), or stream(…) of an RLM, in place of the completion; "
     elif argument is None:
         hint = "; "
@@ -81,6 +80,8 @@ def _meant(name: str, known: list[str], elsewhere: list[str]) -> tuple[str | Non
     for names in (known, elsewhere):
         if _OTHER_NAMES.get(name) in names:
             return _OTHER_NAMES[name], None
+    if takers(name):
+        return None, None
     near = difflib.get_close_matches(name, known, n=1) or difflib.get_close_matches(name, elsewhere, n=1, cutoff=0.8)
     return (near[0] if near else None), None
 

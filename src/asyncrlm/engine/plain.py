@@ -9,8 +9,9 @@ import anyio
 import anyio.to_thread
 
 from ..errors import ConfigurationError
-from ..repl.context import file_text, json_text
+from ..repl.context import MAX_PATH_BYTES, file_text, json_text
 from ..repl.files import HostFile, HostFiles
+from ..repl.tables import library_of, table_text
 from ..repl.worker.records import fields_of
 
 
@@ -28,15 +29,21 @@ async def plain_text(prompt: Any, root_prompt: str | None, threads: anyio.Capaci
 
 
 def _as_text(prompt: Any) -> str:
-    """The text of a file or of bytes, other values as JSON, or as Python writes them where they have no JSON form."""
-    kind = type(prompt).__name__
+    """The text of a file or of bytes, a table as CSV; others as JSON, or as Python writes what has no such form."""
+    kind = prompt.__class__.__name__
     try:
+        if isinstance(prompt, (HostFile, HostFiles)):
+            kind = "path"
+        if isinstance(prompt, (HostFile, HostFiles)) and prompt.size > MAX_PATH_BYTES:
+            raise ValueError(f"it has {prompt.size:,} bytes, and at most {MAX_PATH_BYTES:,} can be read at once")
         if isinstance(prompt, HostFile):
             return file_text(prompt)
         if isinstance(prompt, HostFiles):
             return "\n\n".join([f"# {file.name}\n\n{file_text(file)}" for file in prompt.files])
         if isinstance(prompt, (bytes, bytearray, memoryview)):
             return bytes(cast("bytes", prompt)).decode("utf-8")
+        if library_of(prompt) is not None:
+            return table_text(prompt)
         value: Any = _plain(cast("object", prompt))
         try:
             return json_text(value, ensure_ascii=False, default=_plain)

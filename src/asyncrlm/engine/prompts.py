@@ -137,6 +137,12 @@ _TEXT = (
     "`context.nbytes`, `in`, `.find`, `.count`, `.search(pattern)`, `.finditer(pattern)`, `.chunks(size, overlap, "
     "on=separator)` and `for line in context` work on all of it; `len(context)` may take a while"
 )
+_TEXTS = (
+    "a sequence of documents with names: `context[0]`, `context[name]`, `context.names`, `context.sizes`, `for d in "
+    "context`. Each is a `Text`, which stays in its file: `d[a:b]` is a str; `d.name`, `d.nbytes`, `in`, `.find`, "
+    "`.count`, `.search(pattern)`, `.finditer(pattern)`, `.chunks(size, overlap, on=separator)` and `for line in d` "
+    "work on all of it, `.raw(a, b)` gives bytes"
+)
 _IN_ALL = "characters of text in all"
 _KINDS = {
     "str": ("a str", "characters", "items"),
@@ -152,6 +158,7 @@ _KINDS = {
     "set": ("a {type}", _IN_ALL, "items"),
     "record": ("a record of type {type} (a dict whose keys are attributes too)", _IN_ALL, "fields"),
     "documents": (_DOCUMENTS, "bytes as files", "files"),
+    "texts": (_TEXTS, "bytes as files", "files"),
 }
 """Kind → what it is, what its size counts, what its count counts."""
 _FIRST = {
@@ -159,6 +166,7 @@ _FIRST = {
     "text": "It is the file",
     "record": "Its fields",
     "documents": "Names",
+    "texts": "Names",
     "tuple": "Its items have names",
     "table": "Columns",
 }

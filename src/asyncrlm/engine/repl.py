@@ -34,10 +34,18 @@ from ..repl.sandbox import Report
 from ..repl.session import CellOutcome, Session
 from ..repl.tool_desk import ToolDesk
 from ..repl.tools import HostTools, check_context_name
+from ..repl.web import Web
 from ..types import ModelUsageSummary, REPLResult, RLMChatCompletion, UsageSummary
 from .approval import Approval
 from .asking import Asking
-from .configure import checked_environment, checked_function, checked_pacer, checked_replies, checked_tenant
+from .configure import (
+    checked_environment,
+    checked_function,
+    checked_pacer,
+    checked_replies,
+    checked_tenant,
+    checked_web,
+)
 from .door import ModelDoor
 from .doors import BehindDoor, behind_door
 from .hints import unknown_argument
@@ -62,7 +70,8 @@ class Repl:
         environment: The name of a kind of place, or an `Environment`.
         environment_kwargs: Settings of the environment, if it is given by name.
         context: Bound to `context` in cells: what may be the prompt of a completion. It is never changed.
-        lazy: Whether a text file stays a file in cells, a `Text`, whatever its size; over 256 MB it always does.
+        lazy: Whether files stay files in cells, each a `Text`, whatever their size; over 256 MB they always do.
+        web: How a context that is an `httpx.URL` is fetched.
         lm: What `llm_query` asks: a backend's name or "provider/model", an `LMClient`, or an
             `async def f(messages) -> str`. None: calls fail with a text that says so. `rlm_query` asks it too.
         custom_tools: Name → value or host callable, or name → {"tool": …, "description": …}; an entry may have
@@ -86,6 +95,7 @@ class Repl:
         environment_kwargs: Mapping[str, Any] | None = None,
         context: Any = None,
         lazy: bool = False,
+        web: Web | None = None,
         lm: str | LMClient | Callable[..., Awaitable[Any]] | None = None,
         custom_tools: Mapping[str, Any] | None = None,
         mcp_servers: Sequence[MCPServer | Mapping[str, Any]] | None = None,
@@ -120,7 +130,7 @@ class Repl:
                 "tool_timeout": tool_timeout,
             },
         )
-        self._context, self._lazy = context, lazy
+        self._context, self._lazy, self._web = context, lazy, checked_web(web)
         self._replies = checked_replies({"cache": cache, "cache_size": cache_size, "record": record, "replay": replay})
         self._model = None if lm is None else Router.of(lm, needs_keys=replay is None)
         self._pacer = None if self._model is None else checked_pacer(pacer, self._model)
@@ -168,7 +178,7 @@ class Repl:
                 show_values=True,
             ) as session:
                 if self._context is not None:
-                    await session.load("context", self._context, lazy=self._lazy)
+                    await session.load("context", self._context, lazy=self._lazy, web=self._web)
                 await session.ready()
                 yield session
 
@@ -191,16 +201,16 @@ class Repl:
         held, self._held = self._held, None
         return None if held is None else await held.__aexit__(kind, error, traceback)
 
-    async def load(self, name: str, value: Any, *, lazy: bool = False) -> None:
-        """Bind another context, such as "context_1". The arguments are as `context` and `lazy` of the constructor.
+    async def load(self, name: str, value: Any, *, lazy: bool = False, web: Web | None = None) -> None:
+        """Bind another context, such as "context_1". The others are as of the constructor, whose `web` holds for None.
 
         Raises:
             ConfigurationError: if the value can't be loaded, or cells have that name for something else.
             SandboxLost: if no worker can be had, or it dies of it.
         """
         check_context_name(name, self._tools)
-        session = self._opened()
-        await behind_door(lambda: session.load(name, value, lazy=lazy))
+        session, web = self._opened(), checked_web(web) or self._web
+        await behind_door(lambda: session.load(name, value, lazy=lazy, web=web))
 
     async def execute(self, code: str) -> REPLResult:
         """Run one cell. What it raises is in the result, what the host can't do is raised here.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -209,16 +210,21 @@ class Run:
             "show_values": tree.show_values,
             "on_tool": self._telling.tool_called,
             "on_sandbox": self._telling.sandbox_opened,
+            "on_upload": self._telling.context_went,
         }
         if conversation is None:
             scope = DepthScope(tree.scope, self.depth)
             async with Session(self._configuration.environment, scope, services, **settings) as session:
-                return await self._to_the_end(session, lambda: session.load("context_0", self._prompt))
+                self._turns.meanwhile(lambda: session.load("context_0", self._prompt), hear_out=False)
+                return await self._to_the_end(session)
         session = conversation.session
 
         async def begin() -> None:
-            await session.serve(services, **settings)
-            self._history.user(await conversation.begin(self._prompt))
+            serve = functools.partial(session.serve, services, **settings)
+            said, load = await conversation.begin(self._prompt, serve)
+            self._history.user(said)
+            # Cut off, it would take the worker with it, and all that earlier completions have there.
+            self._turns.meanwhile(load, hear_out=True)
 
         try:
             return await self._to_the_end(session, begin)
@@ -235,10 +241,11 @@ class Run:
         if scope.cancelled_caught:
             raise tree.time_is_up()
 
-    async def _to_the_end(self, session: Session, begin: Callable[[], Awaitable[None]]) -> RunResult:
+    async def _to_the_end(self, session: Session, begin: Callable[[], Awaitable[None]] | None = None) -> RunResult:
         limit: LimitError | None = None
         with anyio.CancelScope(deadline=self._closing.loop_deadline()) as scope:
-            await begin()
+            if begin is not None:
+                await begin()
             self._session = session
             self._turns.compacts("history_0" if self._conversation is None else self._conversation.history_name)
             try:

@@ -61,6 +61,10 @@ class Telling:
         if self._tree.watched:
             self._tree.emit(ContextProgress(**self._stamp(), name=name, received=received, total=total))
 
+    def context_went(self, name: str, sent: int, total: int | None) -> None:
+        if self._tree.watched:
+            self._tree.emit(ContextProgress(**self._stamp(), name=name, received=sent, total=total, to="sandbox"))
+
     def run_finished(
         self, *, seconds: float, stop_reason: str, response: str | None = None, error: str | None = None
     ) -> None:

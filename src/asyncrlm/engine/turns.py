@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Awaitable, Callable
 
 import anyio.to_thread
 import msgspec
@@ -14,6 +15,7 @@ from ..lm.clients import ClientSpec
 from ..repl.session import CellOutcome, Session
 from .approval import Approval
 from .compaction import Compaction
+from .groups import beside
 from .history import History
 from .parsing import ParsedReply, parse_reply
 from .settings import CLOSING_TOKENS, MAX_REFUSAL
@@ -49,6 +51,8 @@ class Turns:
         """What the newest cell that failed raised, or what became of its worker."""
         self.final: str | None = None
         """The reply of a turn after the last: no message follows it."""
+        self._meanwhile: Callable[[], Awaitable[None]] | None = None
+        self._hear_out = False
         self._tree = tree
         self._telling = telling
         self._run_id = run_id
@@ -71,6 +75,13 @@ class Turns:
         self.compaction = Compaction(
             configuration.compactor, configuration, self.history, self.ask_aside, told, window=window, name=name
         )
+
+    def meanwhile(self, work: Callable[[], Awaitable[None]], *, hear_out: bool) -> None:
+        """Have `work` done while the next request is in flight, and before its reply is used.
+
+        Where that request fails, `work` is cancelled, or heard out, and done again beside the request that follows.
+        """
+        self._meanwhile, self._hear_out = work, hear_out
 
     def begin(self) -> int:
         """The next turn; returns its number."""
@@ -99,10 +110,19 @@ class Turns:
         Raises:
             LimitError: if the ledger has no room for it.
             LMError: if the model could not be asked.
+            Exception: what went wrong with the work that `meanwhile` was told of.
         """
-        tree = self._tree
         cap = CLOSING_TOKENS if closing else None
-        request = self.history.request(sampling_args=tree.sampling_args, output_cap=cap)
+        request = self.history.request(sampling_args=self._tree.sampling_args, output_cap=cap)
+        if self._meanwhile is None:
+            return await self._ask(request, closing=closing)
+        ask = functools.partial(self._ask, request, closing=closing)
+        reply = await beside(self._meanwhile, ask, hear_out=self._hear_out)
+        self._meanwhile = None
+        return reply
+
+    async def _ask(self, request: LMRequest, *, closing: bool) -> LMReply:
+        tree = self._tree
         began = time.perf_counter()
         place = f"{self._path}{self.number}t"
         reply = await tree.ask(self.root, request, run_id=self._run_id, closing=closing, place=place)

@@ -16,6 +16,7 @@ import anyio.to_thread
 import msgspec
 
 from ..errors import ConfigurationError, SandboxLost
+from ..repl.worker import homes
 from ..repl.worker.removing import remove_tree
 from .local_order import Facts
 
@@ -23,7 +24,6 @@ START_LIMIT = 60.0
 """Seconds a template may take to come up; it needs a twentieth of one."""
 STOP_LIMIT = 10.0
 """Seconds to hang up on a template in, and again to see the end of one that was killed."""
-_PREFIX = "asyncrlm-"
 _WORKER_IMPORT = """\
 import importlib.util as u, sys
 at = sys.argv[1]
@@ -53,15 +53,10 @@ class Process:
             ConfigurationError: if `python` can't be run.
         """
         self._threads = threads
-        sweep_homes()
-        self.home = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        lock = -1
         self.control, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        lock = -1
         try:
-            # Locked before it has the name that a sweep looks for, or a sweep could take a home that is being made.
-            lock = os.open(self.home / "making", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            (self.home / "making").rename(self.home / "lock")
+            self.home, lock = make_home()
             options = {
                 "control": far.fileno(),
                 "host": os.getpid(),
@@ -85,7 +80,8 @@ class Process:
             self._pidfd = os.pidfd_open(self._popen.pid)
         except OSError as e:
             self.control.close()
-            remove_tree(self.home, last="lock")
+            if lock >= 0:
+                remove_tree(self.home, last="lock")
             if isinstance(e, (FileNotFoundError, PermissionError)) and e.filename == python:
                 raise ConfigurationError(f"python={python!r} can't be run: {e.strerror}") from e
             raise
@@ -162,29 +158,21 @@ class Process:
         remove_tree(self.home, last="lock")
 
 
+def make_home() -> tuple[Path, int]:
+    """A new folder in that of temporary files, and the descriptor that holds its lock; what others left there is
+    removed first."""
+    sweep_homes()
+    home = Path(tempfile.mkdtemp(prefix=homes.PREFIX))
+    try:
+        return home, homes.lock_home(str(home))
+    except BaseException:
+        remove_tree(home)
+        raise
+
+
 def sweep_homes() -> list[str]:
-    """Remove the homes of templates that were killed together with all their wardens: nobody holds their locks.
+    """Remove the homes of templates that were killed together with all their wardens.
 
     Returns: those that were removed.
     """
-    removed: list[str] = []
-    with os.scandir(tempfile.gettempdir()) as found:
-        entries = list(found)
-    for entry in entries:
-        if not entry.name.startswith(_PREFIX) or not entry.is_dir(follow_symlinks=False):
-            continue
-        try:
-            if entry.stat(follow_symlinks=False).st_uid != os.geteuid():
-                continue
-            lock = os.open(Path(entry.path) / "lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if remove_tree(entry.path, last="lock"):
-                removed.append(entry.path)
-        except OSError:  # somebody holds it, or this file system has no locks
-            continue
-        finally:
-            os.close(lock)
-    return removed
+    return homes.sweep_homes(tempfile.gettempdir())

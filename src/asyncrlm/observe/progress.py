@@ -51,7 +51,7 @@ _PENDING: Final = 1_000
 _STYLES: Final = {"head": "1", "dim": "2", "good": "32", "bad": "31", "warn": "33"}
 
 
-_IN_BYTES = ("bytes", "file", "text", "binary", "documents", "table")
+_IN_BYTES = ("bytes", "file", "text", "binary", "documents", "texts", "table")
 """Kinds of contexts whose size is told in bytes."""
 
 
@@ -160,7 +160,8 @@ class Progress:
         if event.received == event.total or now - run.context_told >= 1.0:
             run.context_told = now
             of = "" if event.total is None else f" of {event.total:,}"
-            self._say(event, f"context: {event.name}, {event.received:,}{of} bytes", "dim")
+            where = " into the sandbox" if event.to == "sandbox" else ""
+            self._say(event, f"context: {event.name}, {event.received:,}{of} bytes{where}", "dim")
 
     def _sandbox_opened(self, event: SandboxOpened) -> None:
         text = f"  environment: {event.environment}, ready in {event.seconds * 1000:.0f} ms"

@@ -16,6 +16,7 @@ from .clock import CellClock
 from .messages import Call, Cancel, Reply
 from .raised import innermost
 from .room import Room
+from .shelf import PASSED
 from .tool_desk import ToolDesk, ToolFailure
 from .tools import HostTools
 from .worker import codec
@@ -260,7 +261,10 @@ class Broker:
         try:
             if self._files is None:
                 raise ValueError("there are no files")
-            return Reply(id=call.id, value=codec.encode(await self._files(call.name, codec.decode(call.args))))
+            value = await self._files(call.name, codec.decode(call.args))
+            if value is PASSED:
+                return Reply(id=call.id, descriptor=True)
+            return Reply(id=call.id, value=codec.encode(value))
         except Exception as error:  # noqa: BLE001 -- whatever it is, it is the cell that asked
             return Reply(id=call.id, error=str(error), kind="file")
 

@@ -184,8 +184,9 @@ class Channel:
             )
         self._post(data, at_once=True)
 
-    async def send_with_file(self, frame: ToWorker, open_file: Callable[[], int]) -> None:
-        """Pass the descriptor that `open_file` gives, then the frame that tells the worker what to do with it.
+    async def pass_file(self, open_file: Callable[[], int]) -> None:
+        """Pass the descriptor that `open_file` gives. The frame that says what it is for is to be sent before anything
+        else is waited for: the worker takes descriptors in the order of those frames.
 
         Raises:
             Exception: what `open_file` raises.
@@ -194,7 +195,6 @@ class Channel:
         async with self._sending:
             await self._flush()
             await self._sandbox.pass_file(open_file)
-            await self._sandbox.send(encode_frame(frame))
 
     def reply(self, reply: Reply) -> int:
         """Answer one call and return the size. Each call is answered exactly once.

@@ -22,7 +22,8 @@ from .worker import codec
 from .worker.records import fields_of
 
 MAX_PATH_BYTES = 256 * 1024 * 1024
-"""Largest text file that becomes a `str` in the worker; a larger one becomes a `Text`. Also all files of a folder."""
+"""Largest text file that becomes a `str` in the worker, and most that all files of a folder may have in sum to become
+such; what is larger becomes a `Text`, or many."""
 INLINE = 256 * 1024
 """Up to so many characters of text, or bytes, travel in the frame itself: a file costs more than it saves."""
 INLINE_JSON = 1024 * 1024
@@ -41,8 +42,8 @@ SUPPORTED = (
 )
 
 Kind = Literal[
-    "str", "bytes", "number", "dict", "list", "tuple", "set", "record", "file", "text", "binary", "documents", "table",
-    "value",
+    "str", "bytes", "number", "dict", "list", "tuple", "set", "record", "file", "text", "binary", "documents", "texts",
+    "table", "value",
 ]  # fmt: skip
 
 
@@ -64,9 +65,10 @@ class LoadPlan(Struct, frozen=True, kw_only=True):
     """How one variable gets to a worker, any number of times. One of `value`, `content`, `file`, `files` is given."""
 
     name: str
-    form: Literal["text", "bytes", "json", "pickle", "documents", "code", "lazy", "binary", "table"]
+    form: Literal["text", "bytes", "json", "pickle", "documents", "folder", "code", "lazy", "binary", "table"]
     value: Any = None
-    """The codec's form of a small value, sent in the frame; for "lazy" key, name and bytes of the file."""
+    """The codec's form of a small value, sent in the frame; for "lazy" key, name and bytes of the file, for "folder" a
+    key."""
     content: str | bytes | None = None
     """Text or bytes for a file, encoded as it is written."""
     file: HostFile | None = None
@@ -79,6 +81,14 @@ class LoadPlan(Struct, frozen=True, kw_only=True):
         """Whether the value is in the frame."""
         return self.content is None and self.file is None and self.files is None
 
+    @property
+    def nbytes(self) -> int | None:
+        """How many bytes `chunks` gives, where that is known."""
+        if self.file is not None:
+            return self.file.size
+        content = self.content
+        return len(content) if isinstance(content, bytes) or (content and content.isascii()) else None
+
     def chunks(self) -> Iterator[bytes]:
         """The bytes of the file in the sandbox, made slice by slice.
 
@@ -89,8 +99,8 @@ class LoadPlan(Struct, frozen=True, kw_only=True):
             yield from _contents(self.file)
         elif self.files is not None:
             yield _index(self.files)
-            for file in self.files.files:
-                yield from _exactly(file)
+            for file in () if self.files.lazy else self.files.files:
+                yield from exactly(file)
         elif isinstance(self.content, str):
             # A str is sliced between code points, and each lone surrogate is one: the slices join exactly.
             for start in range(0, len(self.content), SLICE):
@@ -125,7 +135,12 @@ def _index(files: HostFiles) -> bytes:
     return json.dumps(index, separators=(",", ":")).encode("ascii") + b"\n"
 
 
-def _exactly(file: HostFile) -> Iterator[bytes]:
+def exactly(file: HostFile) -> Iterator[bytes]:
+    """All of a file.
+
+    Raises:
+        ConfigurationError, OSError: if it can't be read, or has another size than when it was found.
+    """
     size = 0
     for data in _contents(file):
         size += len(data)
@@ -155,7 +170,7 @@ def resolved(value: Any, *, lazy: bool = False) -> Any:
 
     Args:
         value: Anything.
-        lazy: Whether a file stays one, whatever its size.
+        lazy: Whether files stay files, whatever their size.
 
     Raises:
         ConfigurationError: for paths that can't be a context.
@@ -168,14 +183,9 @@ def resolved(value: Any, *, lazy: bool = False) -> Any:
         what = found_all(cast("list[Path]", value))
     else:
         if lazy:
-            raise ConfigurationError("lazy=True is for a pathlib.Path to one text file, or a stream of text")
+            raise ConfigurationError("lazy=True is for a pathlib.Path, a list of them, or a stream of text")
         return cast("Any", value)
-    if what.size > MAX_PATH_BYTES:
-        raise ConfigurationError(
-            f"{str(cast('object', value))[:500]!r} has {what.size:,} bytes; as paths at most {MAX_PATH_BYTES:,} are "
-            "possible. Split it, or pass a part of it as a str."
-        )
-    return what
+    return structs.replace(what, lazy=lazy or what.size > MAX_PATH_BYTES)
 
 
 def describe(value: Any) -> ContextInfo:
@@ -197,28 +207,29 @@ def describe(value: Any) -> ContextInfo:
         return ContextInfo(kind=kinds[_FORMS[value.text, value.lazy]], size=value.size, names=names)
     if isinstance(value, HostFiles):
         names = _names([file.name for file in value.files[:MOST_NAMES]])
-        return ContextInfo(kind="documents", size=value.size, count=len(value.files), names=names)
+        kind = "texts" if value.lazy else "documents"
+        return ContextInfo(kind=kind, size=value.size, count=len(value.files), names=names)
     if library_of(value) is not None:
         table = describe_table(value)
         names = _names(table.columns)
         return ContextInfo(kind="table", size=table.size, count=table.rows, names=names, type=table.type)
-    size, kind = _text_size(value), type(value).__name__
+    size, name = _text_size(value), type(value).__name__
     if isinstance(value, _NUMBERS):
-        return ContextInfo(kind="number", size=size, type=kind)
+        return ContextInfo(kind="number", size=size, type=name)
     if isinstance(value, dict):
         keys = cast("dict[Any, Any]", value)
         return ContextInfo(kind="dict", size=size, count=len(keys), names=_names(keys))
     if isinstance(value, list):
         return ContextInfo(kind="list", size=size, count=len(cast("list[Any]", value)))
     if isinstance(value, (set, frozenset)):
-        return ContextInfo(kind="set", size=size, count=len(cast("set[Any]", value)), type=kind)
+        return ContextInfo(kind="set", size=size, count=len(cast("set[Any]", value)), type=name)
     if isinstance(value, tuple):
         row = cast("Any", value)
         fields = getattr(row, "_fields", ())
-        return ContextInfo(kind="tuple", size=size, count=len(row), names=_names(fields), type=kind if fields else "")
+        return ContextInfo(kind="tuple", size=size, count=len(row), names=_names(fields), type=name if fields else "")
     if (record := fields_of(value)) is not None:
-        return ContextInfo(kind="record", size=size, count=len(record), names=_names(record), type=kind)
-    return ContextInfo(kind="value", size=size, type=kind)
+        return ContextInfo(kind="record", size=size, count=len(record), names=_names(record), type=name)
+    return ContextInfo(kind="value", size=size, type=name)
 
 
 def _names(keys: Any) -> tuple[str, ...]:
@@ -271,7 +282,7 @@ def plan_load(name: str, value: Any, *, tool: bool = False, lazy: bool = False) 
     if isinstance(value, HostFile):
         return LoadPlan(name=name, form=_FORMS[value.text, value.lazy], file=value)
     if isinstance(value, HostFiles):
-        return LoadPlan(name=name, form="documents", files=value)
+        return LoadPlan(name=name, form="folder" if value.lazy else "documents", files=value)
     if not tool and library_of(value) is not None:
         return _plan_table(name, value)
     try:

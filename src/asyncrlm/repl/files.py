@@ -69,6 +69,8 @@ class HostFiles(Struct, frozen=True, kw_only=True):
     """Files that are one context, sorted by name."""
 
     files: tuple[HostFile, ...]
+    lazy: bool = False
+    """Whether they stay files in cells."""
 
     @property
     def size(self) -> int:

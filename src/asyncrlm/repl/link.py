@@ -13,6 +13,7 @@ from ..errors import ConfigurationError, ProtocolError, RLMError, SandboxLost
 from .broker import Broker
 from .channel import Channel
 from .context import LoadPlan
+from .files import HostFile
 from .messages import (
     MAX_FRAME,
     Answer,
@@ -29,6 +30,7 @@ from .messages import (
 )
 from .room import Room
 from .sandbox import Exit, Printed, Report, Sandbox
+from .uploads import Tell, Uploads
 
 START_TIMEOUT = 60.0
 """Seconds a worker has to say `ready`."""
@@ -45,8 +47,9 @@ CLOSE_GRACE = 10.0
 class Link:
     """A worker's life, from an open sandbox to a closed one. `run` is that life, in a task of its own."""
 
-    def __init__(self, sandbox: Sandbox) -> None:
+    def __init__(self, sandbox: Sandbox, tell: Tell | None = None) -> None:
         self.sandbox = sandbox
+        self._uploads = Uploads(sandbox, tell)
         self.channel = Channel(sandbox, self)
         self.room = Room(lambda: self.channel.unsent)
         """Of tools' results on their way to the worker."""
@@ -90,6 +93,7 @@ class Link:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._guard, self.channel.write)
                 group.start_soon(self._guard, self.sandbox.pump)
+                group.start_soon(self._uploads.run)
                 await self._guard(self._read)
                 group.cancel_scope.cancel()
         finally:
@@ -208,16 +212,15 @@ class Link:
         frame = Load(id=number, name=plan.name, form=plan.form, reserve=reserve, also=plan.also)
         self.changed = anyio.Event()
         self._load_error = None
-        if plan.inline or plan.form in ("lazy", "table"):
+        if plan.inline or plan.form in ("lazy", "table", "folder"):
             frame.value = plan.value
         try:
             if plan.file is not None and self.sandbox.passes_files and not plan.file.odd:
                 frame.descriptor = True
-                self.channel.begin_load(number)
-                await self.channel.send_with_file(frame, plan.file.open)
-            else:
-                if not plan.inline:
-                    frame.path = await self.sandbox.put_file(f"load-{number}", plan.chunks())
+                await self.channel.pass_file(plan.file.open)
+            elif not plan.inline:
+                frame.path = await self._uploads.put(f"load-{number}", plan.name, plan.chunks(), plan.nbytes)
+            if self.alive:
                 self.channel.begin_load(number)
                 self.channel.send(frame)
             await self.changed.wait()
@@ -234,6 +237,19 @@ class Link:
             raise ConfigurationError(f"{plan.name} could not be loaded: {self._load_error}")
         self.check()
         self.loaded.add(plan.name)
+
+    async def hand_over(self, key: str, file: HostFile) -> str | None:
+        """Give a cell a file of the host: its path in the sandbox, or None if its descriptor was passed, which the next
+        reply must say.
+
+        Raises:
+            ConfigurationError, OSError: if it can't be had.
+            anyio.BrokenResourceError: if the worker is gone.
+        """
+        if not self.sandbox.passes_files:
+            return await self._uploads.path_of(key, file)
+        await self.channel.pass_file(file.open)
+        return None
 
     def begin_cell(self, number: int, code: str, broker: Broker) -> None:
         """Send a cell, whose calls go to `broker`. `changed` is set once it is done or the worker has ended."""

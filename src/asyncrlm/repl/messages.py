@@ -83,6 +83,8 @@ class Reply(_Frame, tag="reply"):
     kind: str | None = None
     """An `LMErrorKind`, "limit", "child", or for a tool the name of the exception's class."""
     retryable: bool = False
+    descriptor: bool = False
+    """The value is the next descriptor that was passed to the worker."""
     raises: bool = False
     """Raise in the cell whatever `raise_errors` says (a permanent failure met again and again, a tool's exception)."""
 

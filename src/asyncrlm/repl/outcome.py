@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from .broker import Broker
 from .clock import Verdict
 from .link import Link
 from .messages import Answer, CellError
@@ -55,7 +56,30 @@ def submitted(answer: Answer) -> SubmittedAnswer:
     return SubmittedAnswer(content=to_text(value), value=value, empty=answer.empty)
 
 
-def say_over(error: CellError | None, verdict: Verdict, limit: float | None) -> None:
+def outcome_of(
+    link: Link, broker: Broker, verdict: Verdict | None, *, limit: float | None, seconds: float
+) -> CellOutcome:
+    """What a cell did that ended, or whose worker did; `limit` is its `cell_timeout`, which the verdict is about."""
+    stdout, stderr = (printed.text() for printed in link.take_output())
+    answer, done = link.answer, link.done
+    outcome = CellOutcome(
+        stdout=stdout,
+        stderr=stderr,
+        seconds=seconds,
+        answer=None if answer is None else submitted(answer),
+        subcalls=broker.subcalls,
+        failures=broker.failures,
+    )
+    if done is None:
+        outcome.lost = _lost(link, verdict, limit)
+        return outcome
+    outcome.error, outcome.variables, outcome.values = done.error, done.variables, done.values
+    if verdict is not None:
+        _say_over(outcome.error, verdict, limit)
+    return outcome
+
+
+def _say_over(error: CellError | None, verdict: Verdict, limit: float | None) -> None:
     """Say in the error of a cell that was interrupted which time limit it went over."""
     if error is not None and error.interrupted:
         error.message = f"stopped: {_over(verdict, limit)}"
@@ -68,7 +92,7 @@ def _over(verdict: Verdict, limit: float | None) -> str:
     return f"the cell ran for more than {limit:g} s (cell_timeout)"
 
 
-def lost(link: Link, verdict: Verdict | None, limit: float | None) -> str:
+def _lost(link: Link, verdict: Verdict | None, limit: float | None) -> str:
     """What became of a worker that did not outlive its cell."""
     if verdict is not None:
         what = f"{_over(verdict, limit)} and did not stop when it was interrupted, so its process was killed"

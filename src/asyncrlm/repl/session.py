@@ -17,13 +17,15 @@ from .broker import Broker, Services, SubCall, ToolRecord
 from .clock import CellClock, Verdict
 from .context import plan_load
 from .link import CLOSE_GRACE, Link, check_code
-from .outcome import CellOutcome, SubmittedAnswer, lost, lost_between, say_over, submitted
+from .outcome import CellOutcome, SubmittedAnswer, lost_between, outcome_of, submitted
 from .resources import threads_of
 from .sandbox import Environment, Report, Scope
 from .shelf import Shelf
 from .tool_desk import ToolDesk
 from .tool_loading import init_frame, load_tools
 from .tools import HostTools
+from .uploads import Tell
+from .web import Web
 
 GRACE = 2.0
 """Seconds between the first interrupt of a cell and the kill."""
@@ -48,6 +50,7 @@ class Session:
         show_values: Whether outcomes have short reprs of the variables.
         on_tool: Called after each call of a host callable.
         on_sandbox: Called when a worker is ready, with what is in force and the seconds that took.
+        on_upload: Called as files go into a sandbox that is somewhere else.
         outlives_calls: Whether `serve` may follow: a cell that is cancelled is then interrupted, and its worker is only
             killed where that does not help.
     """
@@ -64,6 +67,7 @@ class Session:
         show_values: bool = False,
         on_tool: Callable[[ToolRecord], None] | None = None,
         on_sandbox: Callable[[Report, float], None] | None = None,
+        on_upload: Tell | None = None,
         outlives_calls: bool = False,
     ) -> None:
         self._environment = environment
@@ -74,6 +78,7 @@ class Session:
         self._init = init_frame(self._tools, raise_errors=raise_errors, show_values=show_values)
         self._on_tool = on_tool
         self._on_sandbox = on_sandbox
+        self._on_upload = on_upload
         self._link: Link | None = None
         self._starting = anyio.Lock()  # held by whoever replaces `_link`
         self._start_error: Exception | None = None  # of the start in the background, for the next who needs the worker
@@ -157,6 +162,7 @@ class Session:
         show_values: bool = False,
         on_tool: Callable[[ToolRecord], None] | None = None,
         on_sandbox: Callable[[Report, float], None] | None = None,
+        on_upload: Tell | None = None,
     ) -> None:
         """Run the cells of somebody else from now on: variables and contexts stay, there is no answer yet.
 
@@ -170,7 +176,7 @@ class Session:
             self._link.forget_answer()
         with self._exclusively("serve"):
             began = time.monotonic()
-            self._on_sandbox = None
+            self._on_sandbox, self._on_upload = None, None
             link = await self._worker()
             before, self._tools = self._tools, tools
             self._services, self._on_tool, self._desk = services, on_tool, desk
@@ -184,7 +190,7 @@ class Session:
             link.forget_answer()
             if on_sandbox is not None:
                 on_sandbox(link.report, time.monotonic() - began)
-            self._on_sandbox = on_sandbox
+            self._on_sandbox, self._on_upload = on_sandbox, on_upload
 
     def take_loss(self) -> str | None:
         """How a worker was lost since this was last asked; None if none was. Who asks tells the model."""
@@ -195,13 +201,16 @@ class Session:
 
     # ---- contexts ----------------------------------------------------------------------------------------------------
 
-    async def load(self, name: str, value: Any, *, also: str | None = None, lazy: bool = False) -> None:
+    async def load(
+        self, name: str, value: Any, *, also: str | None = None, lazy: bool = False, web: Web | None = None
+    ) -> None:
         """Bind `name` in the worker, now and in each that replaces it. Before the session is entered: once it is.
 
         Args:
             name: Such as "context" or "history_1"; restored after each cell.
             also: Another name for it, that another value may have had.
-            lazy: Whether a text file stays a file, whatever its size.
+            lazy: Whether files stay files, whatever their size.
+            web: How a document of the web is fetched.
             value: What may be the prompt of a completion. It is not changed, and should not be changed by others while
                 the session lives.
 
@@ -210,7 +219,7 @@ class Session:
             SandboxLost: if no worker can be had, or it dies while loading.
         """
         with self._exclusively("load"):
-            plan = await self._shelf.plan(name, value, also=also, lazy=lazy)
+            plan = await self._shelf.plan(name, value, also=also, lazy=lazy, web=web)
             if self._group is not None:
                 link = await self._worker()
                 plan = self._shelf.prepare(plan, self._group)
@@ -261,7 +270,7 @@ class Session:
             clock,
             desk=self._desk,
             room=link.room,
-            files=self._shelf.answer,
+            files=lambda key, question: self._shelf.answer(key, question, link.hand_over),
             retired=self._retired,
             hidden=link.hidden,
             on_tool=self._on_tool,
@@ -282,7 +291,16 @@ class Session:
         finally:
             broker.finish()
             link.broker = None
-        return self._outcome(link, broker, verdict, time.monotonic() - began)
+        if isinstance(link.failure, RLMError) and link.done is None:
+            link.told = True
+            raise link.failure
+        limit = self._environment.settings.cell_timeout
+        outcome = outcome_of(link, broker, verdict, limit=limit, seconds=time.monotonic() - began)
+        outcome.lost_before, self._obituary = self._obituary, None
+        if outcome.lost is not None:
+            link.told = True
+            self._loss = link.fate()
+        return outcome
 
     async def _stop(self, link: Link) -> None:
         """Interrupt the cell; kill the worker if that does not help."""
@@ -299,35 +317,6 @@ class Session:
                     link.take_output()
                     return
         link.kill("it was killed because its cell was cancelled")
-
-    def _outcome(self, link: Link, broker: Broker, verdict: Verdict | None, seconds: float) -> CellOutcome:
-        if isinstance(link.failure, RLMError) and link.done is None:
-            link.told = True
-            raise link.failure
-        stdout, stderr = (printed.text() for printed in link.take_output())
-        answer = link.answer
-        outcome = CellOutcome(
-            stdout=stdout,
-            stderr=stderr,
-            seconds=seconds,
-            answer=None if answer is None else submitted(answer),
-            subcalls=broker.subcalls,
-            failures=broker.failures,
-            lost_before=self._obituary,
-        )
-        self._obituary = None
-        limit = self._environment.settings.cell_timeout
-        if link.done is None:
-            link.told = True
-            self._loss = link.fate()
-            outcome.lost = lost(link, verdict, limit)
-            return outcome
-        outcome.error = link.done.error
-        outcome.variables = link.done.variables
-        outcome.values = link.done.values
-        if verdict is not None:
-            say_over(outcome.error, verdict, limit)
-        return outcome
 
     # ---- the worker --------------------------------------------------------------------------------------------------
 
@@ -370,7 +359,7 @@ class Session:
     async def _start(self) -> Link:
         group = self._entered()
         began = time.monotonic()
-        link = self._link = Link(await self._environment.open(self._scope))
+        link = self._link = Link(await self._environment.open(self._scope), self._told)
         group.start_soon(link.run)
         try:
             await link.start(self._init)
@@ -384,6 +373,10 @@ class Session:
             link.told = True
             raise
         return link
+
+    def _told(self, what: str, sent: int, total: int | None) -> None:
+        if self._on_upload is not None:
+            self._on_upload(what, sent, total)
 
     @contextmanager
     def _exclusively(self, what: str) -> Generator[None]:

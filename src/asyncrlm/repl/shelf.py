@@ -7,6 +7,7 @@ import itertools
 import os
 import sys
 from array import array
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
@@ -16,7 +17,7 @@ import msgspec
 
 from ..errors import ConfigurationError
 from .context import LoadPlan, plan_load
-from .files import HostFile
+from .files import HostFile, HostFiles
 from .gather import gathered, is_stream
 from .web import Web, is_url
 from .worker import codec
@@ -24,6 +25,12 @@ from .worker.characters import BLOCK, Counts, characters
 
 STEP = 32 * BLOCK
 """Bytes of a file that are counted at a time."""
+
+
+PASSED = object()
+"""Instead of a value: the descriptor that was passed last."""
+HandOver = Callable[[str, HostFile], Awaitable["str | None"]]
+"""Gives a cell a file, known by a key: its path there, or None if its descriptor was passed."""
 
 
 class FileError(Exception):
@@ -101,16 +108,20 @@ class Shelf:
     def __init__(self, threads: anyio.CapacityLimiter) -> None:
         self._plans: dict[str, LoadPlan] = {}
         self._threads = threads
+        self._group: anyio.abc.TaskGroup | None = None  # where files of folders are counted, once there are any
         self._keys = itertools.count(1)
         self._indexes: dict[str, CharacterIndex] = {}
+        self._folders: dict[str, HostFiles] = {}
 
-    async def plan(self, name: str, value: Any, *, also: str | None = None, lazy: bool = False) -> LoadPlan:
+    async def plan(
+        self, name: str, value: Any, *, also: str | None = None, lazy: bool = False, web: Web | None = None
+    ) -> LoadPlan:
         """How to load `value`; see `Session.load`."""
         if isinstance(value, (str, bytes)):
             plan = plan_load(name, value)
         else:
             if is_stream(value) or is_url(value):
-                value = await gathered(value, lazy=lazy, web=Web(), threads=self._threads, tell=_unheard)
+                value = await gathered(value, lazy=lazy, web=web or Web(), threads=self._threads, tell=_unheard)
             make = functools.partial(plan_load, name, value, lazy=lazy)
             plan = await anyio.to_thread.run_sync(make, abandon_on_cancel=True, limiter=self._threads)
         return plan if also is None else msgspec.structs.replace(plan, also=also)
@@ -127,21 +138,50 @@ class Shelf:
 
     def prepare(self, plan: LoadPlan, group: anyio.abc.TaskGroup) -> LoadPlan:
         """The plan as workers get it; counting what it needs begins, in `group`."""
-        if plan.form != "lazy" or plan.file is None or plan.value is not None:
+        if plan.value is not None or plan.form not in ("lazy", "folder"):
             return plan
         key = str(next(self._keys))
-        index = self._indexes[key] = CharacterIndex(plan.file)
-        group.start_soon(index.build, self._threads)
+        if plan.files is not None:
+            self._folders[key] = plan.files
+            self._group = group
+            return msgspec.structs.replace(plan, value=key)
+        if plan.file is None:
+            return plan
+        self._count(key, plan.file, group)
         return msgspec.structs.replace(plan, value=[key, codec.encode(plan.file.name), plan.file.size])
 
-    async def answer(self, key: Any, question: list[Any]) -> Any:
-        """What a cell asked of a file.
+    def _count(self, key: str, file: HostFile, group: anyio.abc.TaskGroup) -> CharacterIndex:
+        index = self._indexes[key] = CharacterIndex(file)
+        group.start_soon(index.build, self._threads)
+        return index
+
+    async def answer(self, key: Any, question: list[Any], hand_over: HandOver) -> Any:
+        """What a cell asked of a file; `PASSED` if the answer is the file itself, whose descriptor was passed.
 
         Raises:
-            FileError: if it can't be had, or was no question.
+            FileError, ConfigurationError, OSError: if it can't be had, or was no question.
+            anyio.BrokenResourceError: if the worker is gone.
         """
         match question:
-            case ["index", int(block), int() | None as nbytes, int() | None as character] if key in self._indexes:
-                return [await self._indexes[key].since(block, nbytes, character), sys.byteorder]
+            case ["index", int(block), int() | None as nbytes, int() | None as character]:
+                counts = await self._index(key).since(block, nbytes, character)
+                return [counts, sys.byteorder]
+            case ["open", int(number)] if key in self._folders:
+                path = await hand_over(f"{key}/{number}", self._file(key, number))
+                return PASSED if path is None else path
             case _:
                 raise FileError("there is no such file")
+
+    def _index(self, key: Any) -> CharacterIndex:
+        if key in self._indexes:
+            return self._indexes[key]
+        folder, _, number = str(key).partition("/")
+        if folder not in self._folders or not number.isdecimal() or self._group is None:
+            raise FileError("there is no such file")
+        return self._count(key, self._file(folder, int(number)), self._group)
+
+    def _file(self, key: str, number: int) -> HostFile:
+        files = self._folders[key].files
+        if not 0 <= number < len(files):
+            raise FileError("there is no such file")
+        return files[number]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import sys
+from importlib import import_module
 from typing import Any
 
 from msgspec import Struct
@@ -45,7 +46,7 @@ def describe_table(value: Any) -> TableInfo:
     columns = value.columns if hasattr(value, "columns") else [value.name]
     if library == "polars":
         return TableInfo(kind, len(value), tuple(map(str, columns)), int(value.estimated_size()))
-    used = value.memory_usage(index=True)
+    used = value.memory_usage(index=True, deep=True)
     return TableInfo(kind, len(value), tuple(map(str, columns)), int(used.sum() if hasattr(used, "sum") else used))
 
 
@@ -62,12 +63,26 @@ def encode_table(value: Any) -> tuple[str, bytes]:
     data = io.BytesIO()
     if library == "polars":
         frame = value if hasattr(value, "write_ipc_stream") else value.to_frame()
+        if objects := [name for name, kind in frame.schema.items() if kind.is_object()]:
+            raise TypeError(f"column {objects[0]!r} holds Python objects")  # their addresses would be written
         frame.write_ipc_stream(data)
         return f"polars.{type(value).__name__}", data.getvalue()
-    arrow = sys.modules["pyarrow"]
-    from importlib import import_module  # noqa: PLC0415 - as the library itself, where there is one
-
-    import_module("pyarrow.ipc")
-    with arrow.ipc.new_stream(data, value.schema) as stream:
+    with import_module("pyarrow.ipc").new_stream(data, value.schema) as stream:
         stream.write(value)
     return f"pyarrow.{type(value).__name__}", data.getvalue()
+
+
+def table_text(value: Any) -> str:
+    """All of a table as CSV, with its names and, of pandas, its index.
+
+    Raises:
+        Exception: whatever the library raises for a table that has no such form.
+    """
+    library = library_of(value) or ""
+    if library == "pandas":
+        return value.to_csv()
+    if library == "polars":
+        return (value if hasattr(value, "write_csv") else value.to_frame()).write_csv()
+    data = io.BytesIO()
+    import_module("pyarrow.csv").write_csv(value, data)
+    return data.getvalue().decode("utf-8")

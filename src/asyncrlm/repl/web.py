@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import ipaddress
 import socket
+import ssl
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -41,6 +42,8 @@ class Web(Struct, frozen=True, kw_only=True):
     """Seconds to connect in, and to wait for the next bytes."""
     attempts: int = 5
     """How often to try; where the server can, it goes on where the last one was cut off."""
+    verify: ssl.SSLContext | None = None
+    """What servers' certificates are held against; None: the authorities that httpx2 trusts."""
 
 
 class _CutError(Exception):
@@ -66,11 +69,16 @@ async def fetch(
     download = _Download(httpx2.URL(url), web, threads, tell)
     faults = (httpx2.TransportError, _CutError)
     # Nothing of the environment: a proxy would connect where nobody checks the address.
-    async with httpx2.AsyncClient(trust_env=False, timeout=httpx2.Timeout(web.timeout)) as client:
+    verify = True if web.verify is None else web.verify
+    async with httpx2.AsyncClient(trust_env=False, verify=verify, timeout=httpx2.Timeout(web.timeout)) as client:
         for attempt in range(web.attempts):
             try:
                 return await download.attempt(client)
             except faults as error:
+                if (refused := _certificate(error)) is not None:
+                    raise ConfigurationError(
+                        f"{download.name} could not be fetched: its certificate was refused: {refused}"
+                    ) from error
                 if attempt + 1 == web.attempts:
                     raise ConfigurationError(
                         f"{download.name} could not be fetched, tried {web.attempts} times: "
@@ -84,6 +92,15 @@ async def fetch(
                 ) from error
             await anyio.sleep(_PATIENCE * 2**attempt)
     raise ConfigurationError("Web(attempts=...) is at least 1")
+
+
+def _certificate(error: BaseException | None) -> str | None:
+    """What was wrong with the server's certificate, if that is what an error came of."""
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return error.verify_message or str(error)
+        error = error.__cause__ or error.__context__
+    return None
 
 
 class _Download:

@@ -14,7 +14,7 @@ def as_text(value):
         return value
     if isinstance(value, (bytes, bytearray)):
         return bytes(value).decode("utf-8", "replace")
-    if isinstance(value, dict):
+    if hasattr(value, "items"):  # a dict, or documents with names
         return "\\n\\n".join(f"{key}: {as_text(item)}" for key, item in value.items())
     if isinstance(value, (list, tuple, set, frozenset)):
         return "\\n\\n".join(as_text(item) for item in value)

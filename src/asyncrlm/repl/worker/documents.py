@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 from . import codec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Self
 
 _SHOWN = 5
@@ -45,23 +46,27 @@ class BinaryDocument(bytes):
 
 
 class Documents(Sequence[Any]):
-    """Files by position or by name. Each is a `Document`, or a `BinaryDocument` where it is no UTF-8 text."""
+    """Files by position or by name. Each is a `Document`, or a `BinaryDocument` where it is no UTF-8 text; where they
+    stay files, each is a `Text`."""
 
-    def __init__(self, data: Any, places: list[tuple[str, int, int]] | None = None) -> None:
-        """`data`: a line with the index, and all files one after another; `places`: name, start and end of each."""
-        self._data = data
-        self._places = _places(data) if places is None else places
+    def __init__(
+        self, entries: list[tuple[str, int]], read: Callable[[int], Any], chosen: Sequence[int] | None = None
+    ) -> None:
+        """`entries`: name and bytes of each file; `read` gives one by its number; `chosen`: the numbers that count."""
+        self._entries = entries
+        self._reader = read
+        self._chosen = range(len(entries)) if chosen is None else chosen
         self._by_name: dict[str, int] | None = None
 
     @property
     def names(self) -> list[str]:
         """The name of each."""
-        return [name for name, _, _ in self._places]
+        return [self._entries[number][0] for number in self._chosen]
 
     @property
     def sizes(self) -> list[int]:
         """The bytes of each."""
-        return [end - start for _, start, end in self._places]
+        return [self._entries[number][1] for number in self._chosen]
 
     @property
     def nbytes(self) -> int:
@@ -69,7 +74,7 @@ class Documents(Sequence[Any]):
         return sum(self.sizes)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._chosen)
 
     @overload
     def __getitem__(self, key: int | str) -> Any: ...
@@ -77,20 +82,18 @@ class Documents(Sequence[Any]):
     def __getitem__(self, key: slice) -> Documents: ...
     def __getitem__(self, key: int | str | slice) -> Any:
         if isinstance(key, slice):
-            return Documents(self._data, self._places[key])
+            return Documents(self._entries, self._reader, self._chosen[key])
         if isinstance(key, str):
-            return self._read(self._position(key))
-        return self._read(range(len(self._places))[key])
+            return self._reader(self._number(key))
+        return self._reader(self._chosen[key])
 
     def __iter__(self) -> Iterator[Any]:
-        return map(self._read, range(len(self._places)))
+        return map(self._reader, self._chosen)
 
     def __contains__(self, name: object) -> bool:
         """Whether a document has this name."""
-        if not isinstance(name, str):
-            return False
         name = getattr(name, "name", name)
-        return any(name == known for known, _, _ in self._places)
+        return isinstance(name, str) and name in self._numbers()
 
     def keys(self) -> list[str]:
         """As `names`: a dict is often expected."""
@@ -98,39 +101,45 @@ class Documents(Sequence[Any]):
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """Name and document, one after another."""
-        return ((place[0], self._read(index)) for index, place in enumerate(self._places))
+        return ((self._entries[number][0], self._reader(number)) for number in self._chosen)
 
-    def _position(self, name: str) -> int:
+    def _numbers(self) -> dict[str, int]:
         if self._by_name is None:
-            self._by_name = {place[0]: index for index, place in enumerate(self._places)}
+            self._by_name = {self._entries[number][0]: number for number in self._chosen}
+        return self._by_name
+
+    def _number(self, name: str) -> int:
         try:
-            return self._by_name[name]
+            return self._numbers()[name]
         except KeyError:
             raise KeyError(f"{name!r} is the name of no document; `.names` has them") from None
-
-    def _read(self, index: int) -> Document | BinaryDocument:
-        name, start, end = self._places[index]
-        data = self._data[start:end]
-        try:
-            return Document(data.decode("utf-8"), name)
-        except UnicodeDecodeError:
-            return BinaryDocument(data, name)
 
     def __reduce__(self) -> Any:
         raise TypeError("documents can't be pickled; pass single ones, or their names")
 
     def __repr__(self) -> str:
-        shown = [f"{name!r} ({end - start:,} bytes)" for name, start, end in self._places[:_SHOWN]]
+        shown = [f"{name!r} ({size:,} bytes)" for name, size in zip(self.names[:_SHOWN], self.sizes, strict=False)]
         if len(self) > _SHOWN:
             shown.append("...")
         return f"<Documents: {len(self):,}: {', '.join(shown)}>"
 
 
-def _places(data: Any) -> list[tuple[str, int, int]]:
+def index(data: Any) -> tuple[list[tuple[str, int]], int]:
+    """Name and bytes of each file, as the line with them says, and where that line ends."""
     end = data.find(b"\n")
-    places: list[tuple[str, int, int]] = []
-    start = end + 1
-    for name, size in json.loads(data[:end]):
-        places.append((codec.decode(name), start, start + size))
-        start += size
-    return places
+    return [(codec.decode(name), size) for name, size in json.loads(data[:end])], end + 1
+
+
+def packed(data: Any) -> Documents:
+    """Documents that follow one another in `data`, after the line with their index."""
+    entries, end = index(data)
+    ends = list(itertools.accumulate([size for _, size in entries], initial=end))
+
+    def read(number: int) -> Document | BinaryDocument:
+        name, content = entries[number][0], data[ends[number] : ends[number + 1]]
+        try:
+            return Document(content.decode("utf-8"), name)
+        except UnicodeDecodeError:
+            return BinaryDocument(content, name)
+
+    return Documents(entries, read)

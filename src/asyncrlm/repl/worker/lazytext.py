@@ -22,6 +22,8 @@ WINDOW = 4 << 20
 """Bytes read at a time."""
 NEAR = 1 << 20
 """Characters from either end that are found without counting those between."""
+SMALL = 4 << 20
+"""Bytes of a file whose characters are counted here: the host would take longer to be asked."""
 LARGEST_STR = 64 << 20
 """Bytes of the largest text that `str()` gives."""
 
@@ -52,7 +54,8 @@ class Source:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def __del__(self) -> None:
-        os.close(self.fd)
+        if self.fd >= 0:
+            os.close(self.fd)
 
 
 class Index:
@@ -93,8 +96,10 @@ class Index:
         while not counts.reaches(nbytes, character):
             have = counts.blocks
             try:
-                packed, order = self._ask(have, nbytes, character)
+                packed, order = (b"", "") if self._source.size <= SMALL else self._ask(have, nbytes, character)
             except RuntimeError:  # a process that the cell forked, or a thread that outlived it
+                packed, order = b"", ""
+            if not order:
                 new = array("I", [characters(self._source.read(have * BLOCK, (have + 1) * BLOCK))])
             else:
                 new = array("I", packed)
@@ -130,6 +135,11 @@ class Text:
 
     def __bool__(self) -> bool:
         return self.nbytes > 0
+
+    def raw(self, start: int = 0, stop: int | None = None) -> bytes:
+        """The bytes between two positions in bytes, also of what is no UTF-8 text."""
+        start, stop, _ = slice(start, stop).indices(self.nbytes)
+        return self._source.read(start, stop)
 
     # ---- parts -------------------------------------------------------------------------------------------------------
 
@@ -181,7 +191,7 @@ class Text:
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"the file {self.name!r} is not UTF-8 text: byte 0x{data[error.start]:02x} at position "
-                f"{start + error.start:,} ({error.reason})"
+                f"{start + error.start:,} ({error.reason}); .raw(start, stop) gives its bytes"
             ) from None
 
     def _pieces(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, str]]:

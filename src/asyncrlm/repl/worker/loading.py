@@ -10,24 +10,22 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from . import codec
-from .documents import Documents
+from .documents import Documents, index, packed
+from .folder import folder_of
 from .lazytext import Source, Text
 
 if TYPE_CHECKING:
     from collections import deque
-    from collections.abc import Callable
-
-    from .lazytext import Ask
 
 
-def load(frame: dict[str, Any], descriptors: deque[int], counter: Callable[[str], Ask]) -> Any:
-    """The value of a `load` frame of any form but "code"; `counter` gives what counts a file's characters.
+def load(frame: dict[str, Any], descriptors: deque[int], files: Any) -> Any:
+    """The value of a `load` frame of any form but "code"; `files` has `counter` and `opener`, which ask the host.
 
     Raises:
         ValueError: for text that is no UTF-8, or a value of an unknown form.
     """
     form = frame.get("form", "json")
-    if "value" in frame and form not in ("lazy", "table"):
+    if "value" in frame and form not in ("lazy", "table", "folder"):
         value = codec.decode(frame["value"])
         return _unpickle(value) if form == "pickle" else value
     own = frame.get("path") is not None
@@ -40,11 +38,14 @@ def load(frame: dict[str, Any], descriptors: deque[int], counter: Callable[[str]
     try:
         if form == "lazy":
             key, name, size = frame["value"]
-            return Text(Source(os.dup(fd), codec.decode(name), size), counter(key))
+            return Text(Source(os.dup(fd), codec.decode(name), size), files.counter(key))
         if form == "binary":
             return open(os.dup(fd), "rb")  # the cell's own
         if form == "table":
             return table(frame["value"], _read(fd, "bytes", own))
+        if form == "folder":
+            entries, _ = index(_read(fd, "bytes", own))
+            return Documents(entries, folder_of(entries, frame["value"], files).text)
         return _read(fd, form, own)
     finally:
         os.close(fd)
@@ -68,8 +69,8 @@ def table(kind: str, data: bytes) -> Any:
             polars: Any = importlib.import_module("polars")
             frame = polars.read_ipc_stream(io.BytesIO(data))
             return frame.to_series() if name == "Series" else frame
-        found: Any = importlib.import_module("pyarrow.ipc").open_stream(data).read_all()
-        return found.combine_chunks().to_batches()[0] if name == "RecordBatch" and found.num_rows else found
+        stream: Any = importlib.import_module("pyarrow.ipc").open_stream(data)
+        return stream.read_next_batch() if name == "RecordBatch" else stream.read_all()
     except ModuleNotFoundError as error:
         raise ImportError(
             f"the context is a table of {library}, and here there is no {error.name}: install it where cells run, or "
@@ -85,7 +86,7 @@ def _read(fd: int, form: str, own: bool) -> Any:
         with open(fd, "rb", closefd=False) as file:
             data = file.read()
     if form == "documents":
-        return Documents(data)
+        return packed(data)
     try:
         if form == "text":
             # What the host encoded may hold lone surrogates; a user's own file is UTF-8 or refused.

@@ -109,9 +109,7 @@ class Worker:
         name, reserve = frame["name"], frame.get("reserve", True)
         names = self.namespace.names
         if frame.get("form") == "code":
-            self.cells.execute(
-                loading.load(frame, self.wire.descriptors, self.surface.counter), f"<cell {name or 'setup'}>"
-            )
+            self.cells.execute(loading.load(frame, self.wire.descriptors, self.surface), f"<cell {name or 'setup'}>")
             self.stdio.flush()
             self.stdio.restore()
             self.namespace.restore()
@@ -121,7 +119,7 @@ class Worker:
                 raise NameError(f"the code does not bind {name!r}")
             value = names[name]
         else:
-            value = loading.load(frame, self.wire.descriptors, self.surface.counter)
+            value = loading.load(frame, self.wire.descriptors, self.surface)
         if name == "answer":
             self.submission.reset(value)
             self.namespace.restore()

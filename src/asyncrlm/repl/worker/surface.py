@@ -15,6 +15,7 @@ from .wire import MAX_FRAME, dump
 
 if TYPE_CHECKING:
     from .calls import Calls
+    from .folder import Open
     from .lazytext import Ask
 
 TWIN = "__awaited__"
@@ -147,14 +148,26 @@ class Surface:
         """What asks the host where the characters of a file are."""
 
         def ask(have: int, nbytes: int | None, character: int | None) -> tuple[bytes, str]:
-            fields = f'"kind":"file","name":{dump(key)},"args":{dump(["index", have, nbytes, character])}'
-            reply = self._calls.call((fields,), str)[0]
-            if reply.get("error") is not None:
-                raise OSError(str(reply["error"]))
-            counts, order = codec.decode(reply.get("value"))
+            counts, order = codec.decode(self._file(key, ["index", have, nbytes, character]).get("value"))
             return counts, order
 
         return ask
+
+    def opener(self, key: str) -> Open:
+        """What asks the host for a file of a folder: gives a descriptor, or else a path of this sandbox."""
+
+        def ask(number: int) -> tuple[int, str]:
+            reply = self._file(key, ["open", number])
+            return (reply["fd"], "") if "fd" in reply else (-1, codec.decode(reply.get("value")))
+
+        return ask
+
+    def _file(self, key: str, question: list[Any]) -> _Frame:
+        fields = f'"kind":"file","name":{dump(key)},"args":{dump(question)}'
+        reply = self._calls.call((fields,), str)[0]
+        if reply.get("error") is not None:
+            raise OSError(str(reply["error"]))
+        return reply
 
     def tool(self, name: str, doc: str, *, awaitable: bool = False) -> Callable[..., Any]:
         """A function of the host, whose signature is the first line of `doc`; `awaitable`: so are its results."""

@@ -124,7 +124,7 @@ class Wire:
         """Calls in flight per event loop; the channel is registered with a loop while it has any."""
         self.inbox: deque[dict[str, Any]] = deque()
         self.descriptors: deque[int] = deque()
-        """Passed by the host and not yet taken by a `load`."""
+        """Passed by the host and not yet taken by a frame, in order."""
         self.main: Waiter | None = None
         """The main thread, while it waits for a control frame."""
         self._buffer = bytearray()
@@ -182,6 +182,8 @@ class Wire:
     def _take(self, frame: dict[str, Any]) -> None:
         if frame["t"] == "reply":
             call = frame["id"]
+            if frame.get("descriptor"):
+                frame["fd"] = self.descriptors.popleft()
             self.outstanding -= self.owed.pop(call, 0)
             waiter = self.calls.pop(call, None)
             if waiter is not None:
@@ -189,6 +191,8 @@ class Wire:
                 waiter.left -= 1
                 if not waiter.left:
                     self.wake(waiter)
+            elif "fd" in frame:  # nobody waits for it any more
+                os.close(frame["fd"])
             if self.hungry:
                 self.grant()
         elif frame["t"] == "close":

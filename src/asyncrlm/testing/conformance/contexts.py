@@ -92,6 +92,21 @@ class Contexts(Conformance):
                 await self._arrives(repl, "context", text * 20_000)
 
     @check()
+    async def test_files_that_stay_files(self, environment: Environment) -> None:
+        text = "0123456789é\n" * 1_000
+        with _file(text.encode()) as path:
+            (path.parent / "odd.bin").write_bytes(bytes(range(256)))
+            async with working(Repl(environment, context=path, lazy=True)) as repl:
+                code = (
+                    "print(type(context).__name__, len(context), context[-3:], context.find('é', 20), context.nbytes)"
+                )
+                same(await printed(repl, code), "Text 12000 9é\n 22 13000\n", "a file that stays a file")
+                await repl.load("context_1", path.parent, lazy=True)
+                code = "a, b = context_1\nprint(context_1.names, a[:3], a.count('é'), len(a), b.raw(-2))"
+                wanted = "['context.txt', 'odd.bin'] 012 1000 12000 b'\\xfe\\xff'\n"
+                same(await printed(repl, code), wanted, "a folder whose files stay files")
+
+    @check()
     async def test_cells_can_not_lose_the_context(self, environment: Environment) -> None:
         async with working(Repl(environment, context="kept")) as repl:
             for code in ("context = 5", "del context", "globals().clear()", "import builtins\nbuiltins.context = 1"):
