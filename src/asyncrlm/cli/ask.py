@@ -11,6 +11,7 @@ import anyio
 import msgspec
 
 from .. import AsyncRLM, ConfigurationError, RLMChatCompletion, RLMLogger, Web
+from ..engine.overrides import Overrides
 from ..environments.units import parse_bytes
 from ..observe.progress import Progress
 from .exits import FAILED, USAGE, fail, say, write, write_json
@@ -96,7 +97,7 @@ def ask(
     log_dir: str | None = None,
     progress: Detail | None = None,
     as_json: bool = False,
-    overrides: dict[str, Any] | None = None,
+    overrides: Overrides | None = None,
 ) -> None:
     """Run to the answer and print it, with progress lines unless that is None.
 
@@ -105,12 +106,13 @@ def ask(
     """
     logger = None if log_dir is None else RLMLogger(log_dir)
     rlm = AsyncRLM(**arguments, logger=logger)
+    of_call: Overrides = overrides or {}
 
     async def complete() -> RLMChatCompletion:
         if progress is None:
-            return await rlm.acompletion(prompt, question, **(overrides or {}))
+            return await rlm.acompletion(prompt, question, **of_call)
         tell = Progress(brief=progress == "brief")
-        async with rlm.astream(prompt, question, **(overrides or {})) as events:
+        async with rlm.astream(prompt, question, **of_call) as events:
             async for event in events:
                 tell(event)
         if events.result is None:
