@@ -56,12 +56,12 @@ def _decoded(data: bytes, name: str) -> str:
         fail(f"{name}: not UTF-8 text (byte {error.start})", USAGE)
 
 
-def context_arguments(*, lazy: bool, max_download: str | None, allow_private: bool) -> dict[str, Any]:
+def context_arguments(*, lazy: bool, max_download: str | None, allow_private: bool) -> Overrides:
     """The options that say how the context is had, as arguments of `AsyncRLM.acompletion`."""
     web = Web(allow_private=allow_private)
     if max_download is not None:
         web = msgspec.structs.replace(web, max_bytes=parse_bytes("--max-download", max_download) or web.max_bytes)
-    return {"lazy": lazy, "web": web}
+    return Overrides(lazy=lazy, web=web)
 
 
 def backend_arguments(
