@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -58,6 +60,19 @@ def kernel() -> Environment:
     return environment("ipython", {"kernel": "python3"})
 
 
+def oldest_python() -> Path:
+    """An interpreter of the oldest version that workers run on, which is not among those that CI installs."""
+    found = [*Path.home().glob(".pyenv/versions/3.9.*/bin/python"), *filter(None, [shutil.which("python3.9")])]
+    if not found:
+        pytest.skip("there is no Python 3.9 here")
+    return Path(found[0])
+
+
+def oldest() -> Environment:
+    """Workers on the oldest Python there may be."""
+    return environment("local", {"python": str(oldest_python())})
+
+
 class Docker(EnvironmentConformance):
     """In containers of an engine that the tests start."""
 
@@ -70,6 +85,7 @@ class Docker(EnvironmentConformance):
 
 PLACES = {
     "Local": place("asyncrlm.environments.local:LocalEnvironment"),
+    "Python39": place("tests.conformance_environments:oldest", backends=("asyncio",)),
     "IPython": place("asyncrlm.environments.ipython:IPythonEnvironment", needs="IPython"),
     "Kernel": place("tests.conformance_environments:kernel", needs="ipykernel", backends=("asyncio",)),
     "Docker": Docker,

@@ -12,7 +12,6 @@ from asyncrlm import Repl
 from asyncrlm.environments.local_machine import LocalMachine
 from asyncrlm.environments.remote import Confinement, RemoteEnvironment
 from asyncrlm.repl.resources import threads_of
-from asyncrlm.repl.sandbox import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -161,9 +160,7 @@ def remote(
     kind: type[Plain] = Plain, *, scratch: str = "/tmp", isolation: Any = "auto", network: bool = False, **settings: Any
 ) -> Any:
     del Plain.made[:]
-    return MachineEnvironment(
-        kind=kind, scratch=scratch, isolation=isolation, network=network, settings=Settings(**settings)
-    )
+    return MachineEnvironment(kind=kind, scratch=scratch, isolation=isolation, network=network, **settings)
 
 
 async def echo(messages: list[dict[str, str]]) -> str:

@@ -455,7 +455,8 @@ def on_terminal(arguments: list[str]) -> str:
     parent, child = pty.openpty()
     env = os.environ | {"NO_COLOR": "1"}
     try:
-        with subprocess.Popen(arguments, stdin=child, stdout=child, stderr=child, env=env) as process:
+        started = subprocess.Popen(arguments, stdin=child, stdout=child, stderr=child, env=env, text=True)
+        with killed_at_the_end(started) as process:
             os.close(child)
             data = b""
             with contextlib.suppress(OSError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sys
@@ -90,6 +91,29 @@ async def test_reading_outside_is_denied(scope: PlainScope, tmp_path: Path) -> N
         denied(await assault(c, READS | HOST_READS, **values))
     async with client(scope, scope.place(_mode=scope.mode, isolation="none", workdir=tmp_path)) as c:
         assert through(await assault(c, READS, **values)) == list(READS)
+
+
+TELLTALES = """
+from pathlib import Path
+told = {}
+for name in ('cmdline', 'diskstats', 'keys', 'locks', 'partitions', 'timer_list', 'sysvipc/shm', 'net/tcp', 'net/unix'):
+    try:
+        told[name] = Path('/proc', name).read_text()
+    except OSError:
+        told[name] = ''
+print(json.dumps(told))
+"""
+
+
+async def test_proc_says_nothing_of_the_rest_of_the_machine(scope: PlainScope) -> None:
+    async with client(scope, scope.place(_mode=scope.mode)) as c:
+        await assault(c, {})
+        told = await c.value(TELLTALES)
+        networks = {name: told.pop(name).splitlines()[1:] for name in ("net/tcp", "net/unix")}
+        assert not any(told.values())
+        if scope.template.facts.mode == "pidns" and scope.mode != "warden" and not os.geteuid():
+            assert not any(networks.values())
+            assert "MemTotal" in await c.run("print(open('/proc/meminfo').read())")
 
 
 async def test_read_paths_and_packages_are_readable(scope: PlainScope, tmp_path: Path) -> None:
@@ -314,8 +338,22 @@ KERNEL = {
     "file handle": (
         f"raw({303 if X86 else 264}, -100, b'/', b'\\x80' + bytes(255), ctypes.create_string_buffer(8), 0)"
     ),
+    "news of files": f"raw({294 if X86 else 26}, 0)",
+    "news of a folder": f"raw({254 if X86 else 27}, 0, b'/root', 0x100)",
+    "marks on files": f"raw({301 if X86 else 263}, 0, 1, 0, 0x20, -100, b'/')",
     "openat2": "raw(437, -100, b'/etc/passwd', struct.pack('QQQ', 0, 0, 0), 24)",
 }
+# Whatever the descriptor is of: attributes of files, typing into a terminal; last of all one that is no one's secret.
+CONTROLS = (0x40086602, 0x40046602, 0x401C5820, 0x40087602, 0x5412, 0x541C, 0x5401)
+CONTROLLING = """
+errors = []
+for request in CONTROLS:
+    try:
+        fcntl.ioctl(0, request, bytes(28))
+    except OSError as error:
+        errors.append(error.errno)
+print(errors)
+"""
 FOREIGN = """
 code = bytes.fromhex('53b814000000cd805bc3')  # push rbx; mov eax, 20 (getpid of i386); int 0x80; pop rbx; ret
 page = mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=7)
@@ -333,6 +371,8 @@ async def test_the_kernel_is_small(scope: PlainScope) -> None:
     environment = scope.place(_mode=scope.mode)
     async with client(scope, environment) as c:
         denied(await assault(c, KERNEL))
+        await c.run(f"{CONTROLS=}")
+        assert await c.value(CONTROLLING) == [errno.EPERM] * 6 + [errno.ENOTTY]
         if X86:
             assert await c.attempt("raw(0x40000000 | 39)")
             assert await c.value(FOREIGN) == 0

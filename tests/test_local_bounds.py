@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 from local_support import (
     CAP,
     MODES,
+    PRELUDE,
     PlainScope,
     assault,
     client,
@@ -17,7 +18,6 @@ from local_support import (
     mode_or_skip,
 )
 
-from asyncrlm.environments import Settings
 from asyncrlm.environments.local import ROWS, LocalEnvironment
 from asyncrlm.errors import ConfigurationError
 
@@ -116,10 +116,31 @@ MEMORY = {
 
 
 async def test_memory_is_bounded(scope: PlainScope) -> None:
-    environment = LocalEnvironment(_mode=scope.mode, settings=Settings(memory_limit="256MB"))
+    environment = LocalEnvironment(_mode=scope.mode, memory_limit="256MB")
     async with client(scope, environment) as c:
         denied(await assault(c, MEMORY))
         assert await c.value("y = None; print(len(bytearray(50 << 20)))") == 50 << 20
+
+
+PAGE_TABLES = (
+    "libc.mmap.restype = ctypes.c_void_p\n"
+    "if libc.mmap(None, ctypes.c_size_t(300 << 30), 1, 0x22, -1, 0) in (None, (1 << 64) - 1): raise MemoryError"
+)
+
+
+async def test_what_does_not_count_as_data_is_bounded_too(scope: PlainScope) -> None:
+    environment = LocalEnvironment(_mode=scope.mode, memory_limit="256MB")
+    async with client(scope, environment) as c:
+        denied(await assault(c, {"page tables": PAGE_TABLES}))
+        limits = [f"resource.getrlimit(resource.RLIMIT_{name})" for name in ("CORE", "NOFILE", "STACK")]
+        core, files, stack = await c.value(f"print(json.dumps([{', '.join(limits)}]))")
+        assert (core, files, stack[1]) == ([0, 0], [1024, 1024], 64 << 20)
+        assert 0 < stack[0] <= 8 << 20  # what each thread of a program takes
+        more = await c.attempt("resource.setrlimit(resource.RLIMIT_STACK, (1 << 30, 1 << 30))")
+        assert more is not None
+        assert more.startswith("ValueError: not allowed")
+    async with client(scope, _mode=scope.mode, memory_limit=None) as c:
+        assert await c.attempt(PRELUDE + PAGE_TABLES) is None
 
 
 FORKS = """
@@ -141,7 +162,7 @@ print(n)
 
 
 async def test_processes_are_bounded(scope: PlainScope) -> None:
-    environment = LocalEnvironment(_mode=scope.mode, settings=Settings(max_processes=32))
+    environment = LocalEnvironment(_mode=scope.mode, max_processes=32)
     async with client(scope, environment) as c:
         facts = scope.template.facts
         assert bool(c.sandbox.report.isolation["fork_bomb"]) == (facts.userns or facts.pid_max)
@@ -151,14 +172,14 @@ async def test_processes_are_bounded(scope: PlainScope) -> None:
 
 
 async def test_disk_is_bounded(scope: PlainScope, tmp_path: Path) -> None:
-    settings = Settings(max_file_size="8MB")
-    environment = LocalEnvironment(_mode=scope.mode, settings=settings)
+    settings: Any = {"max_file_size": "8MB"}
+    environment = LocalEnvironment(_mode=scope.mode, **settings)
     async with client(scope, environment) as c:
         big = {"big": "open('big', 'wb').write(bytes(9 << 20))"}
         denied(await assault(c, big))
         many = "for i in range(40): open(f'f{i}', 'wb').write(bytes(1 << 20))"
         assert bool(await c.attempt(many)) == bool(c.sandbox.report.isolation["disk"])
-    async with client(scope, _mode=scope.mode, settings=settings, workdir=tmp_path) as c:
+    async with client(scope, _mode=scope.mode, **settings, workdir=tmp_path) as c:
         denied(await assault(c, {"big": "open('big', 'wb').write(bytes(9 << 20))"}))
         assert c.sandbox.report.isolation["disk"] is None
 

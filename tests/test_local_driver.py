@@ -18,7 +18,6 @@ import anyio.to_thread
 import pytest
 from local_support import CAP, COMETS, DAEMONS, Client, PlainScope, client, marked, mode_or_skip, opening, until
 
-from asyncrlm.environments import Settings
 from asyncrlm.environments.local import LocalEnvironment
 from asyncrlm.environments.local_process import STOP_LIMIT
 from asyncrlm.environments.local_template import SPARES
@@ -89,7 +88,7 @@ async def test_a_cell_runs_and_nothing_is_left(no_leaks: None, temporary: Path) 
 
 
 async def test_output_is_bounded_and_all_there(no_leaks: None) -> None:
-    async with PlainScope() as scope, client(scope, settings=Settings(max_output=1000)) as c:
+    async with PlainScope() as scope, client(scope, max_output=1000) as c:
         await c.begin("print('<' + 'x' * 5_000_000 + '>')\nimport sys; print('e' * 700, file=sys.stderr)")
         assert (await c.frame())["t"] == "done"
         out, err = c.sandbox.take_output()
@@ -146,7 +145,7 @@ NEST = "import os\nfor i in range(1200): os.mkdir('d'); os.chdir('d')\nprint('ma
     ("anyio_backend", "mode", "settings"),
     [
         ("asyncio", "pidns", {"isolation": "none"}),
-        ("trio", "warden", {"settings": Settings(max_file_size=None)}),
+        ("trio", "warden", {"max_file_size": None}),
         ("asyncio", "scope", {}),
     ],
 )

@@ -13,7 +13,6 @@ import pytest
 
 from asyncrlm import AsyncRLM, ConfigurationError, Repl
 from asyncrlm.environments.local import LocalEnvironment
-from asyncrlm.repl.sandbox import Settings
 
 from .helpers import cell, scripted, submit
 
@@ -25,7 +24,7 @@ async def echo(messages: list[dict[str, str]]) -> str:
 
 
 def portable(**settings: float) -> LocalEnvironment:
-    return LocalEnvironment(_mode="portable", settings=Settings(**settings))  # type: ignore[arg-type]
+    return LocalEnvironment(_mode="portable", **settings)  # type: ignore[arg-type]
 
 
 async def test_cells_make_sub_calls_print_and_leave_nothing() -> None:

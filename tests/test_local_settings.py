@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncrlm.environments import Environment, environment
+from asyncrlm import AsyncRLM, Repl
+from asyncrlm.environments import NAMES, Environment, environment
 from asyncrlm.environments.local import LocalEnvironment
 from asyncrlm.environments.units import parse_bytes
 from asyncrlm.errors import ConfigurationError
@@ -81,3 +84,71 @@ def test_unknown_names_and_misplaced_settings() -> None:
 )
 def test_sizes(text: Any, size: int | None) -> None:
     assert parse_bytes("x", text) == size
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "message"),
+    [
+        ("local", {"workdir": 5}, "^workdir=5: use a str, a Path or None, not int"),
+        ("local", {"workdir": ""}, "^workdir='' is not a folder"),
+        ("local", {"workdir": "/"}, "^workdir='/': cells write there"),
+        ("local", {"read_paths": 5}, "^read_paths=5: use a list, of a str or a Path each, not int"),
+        ("local", {"read_paths": [5]}, "^read_paths: use a list, of a str or a Path each"),
+        ("local", {"read_paths": [""]}, "^read_paths: '' does not exist"),
+        ("local", {"python": 5}, "^python=5: use a str, a Path or None"),
+        ("local", {"python": "/nope"}, "^python='/nope' can't be run"),
+        ("local", {"python": "/etc/passwd"}, "^python='/etc/passwd' can't be run"),
+        ("local", {"memory_limit": 10**30}, '^memory_limit=1000+: use "1024TB" at most'),
+        ("local", {"memory_limit": "9" * 400 + "TB"}, "^memory_limit='9+TB': use"),
+        ("local", {"max_processes": 10**9}, "^max_processes=1000000000: use 1 to 4,000,000"),
+        ("local", {"max_output": 10**30}, "^max_output=1000+: use 1 to"),
+        ("local", {"setup_code": b"x"}, "^setup_code: use a str or None, not bytes"),
+        ("docker", {"image": None}, "^image=None: use a str, not NoneType"),
+        ("docker", {"pull": "sometimes"}, '^pull=\'sometimes\': use "missing", "always" or "never"'),
+        ("docker", {"volumes": {"a": 5}}, "^volumes: use a dict with str keys, not dict"),
+        ("docker", {"cpus": True}, "^cpus=True: use a number or None, not bool"),
+        ("modal", {"cpu": (1, 2, 3)}, r"^cpu: use a number, \(a number, a number\) or None"),
+        ("e2b", {"api_key": ["sk-1"]}, "^api_key: use a str or None, not list$"),
+        ("daytona", {"name": 5}, "^sandbox_name=5: use a str"),
+        ("ipython", {"kernel": 5}, "^kernel=5: use a str or None"),
+    ],
+)
+def test_values_of_a_wrong_type_are_named(name: str, kwargs: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        environment(name, kwargs)
+
+
+def test_drivers_take_the_common_settings_as_they_are_listed() -> None:
+    made = LocalEnvironment(cell_timeout=2, max_output=1000)
+    assert (made.settings.cell_timeout, made.settings.max_output, made.memory_limit) == (2, 1000, "2GB")
+    assert made == environment("local", {"cell_timeout": 2, "max_output": 1000})
+    for name in NAMES:
+        assert environment(name, {"cell_timeout": 2}).cell_timeout == 2
+    with pytest.raises(ConfigurationError, match="cell_timeout='2': use a number or None"):
+        LocalEnvironment(cell_timeout="2")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "local"])
+def test_what_is_not_installed_is_told_by_the_constructor(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    install = rf"environment '{name}' needs \w+, which is not installed: pip install 'asyncrlm\[{name}\]'"
+    for make in (lambda: AsyncRLM("offline", environment=name), lambda: Repl(name)):
+        with pytest.raises(ConfigurationError, match=install):
+            make()
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("cell_timeout", r'a setting of the environment: environment_kwargs={"cell_timeout": …}'),
+        ("isolation", 'environment_kwargs={"isolation": …}'),
+        ("memory_limit", 'environment_kwargs={"memory_limit": …}'),
+        ("pool_size", 'environment_kwargs={"pool_size": …}'),
+        ("image", "of environment 'docker' or 'modal' or 'daytona'"),
+        ("timeout", "did you mean 'max_timeout'?"),
+        ("log_dir", "logger=RLMLogger(log_dir=…)"),
+    ],
+)
+def test_a_setting_given_to_the_engine_is_told_its_place(name: str, hint: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"unknown argument '{name}'.*{re.escape(hint)}"):
+        AsyncRLM("offline", **{name: 1})

@@ -18,7 +18,7 @@ import anyio.lowlevel
 import pytest
 from local_support import CAP, Client, PlainScope, client, opening, until
 
-from asyncrlm.environments import Settings, local_sandbox, local_template
+from asyncrlm.environments import local_sandbox, local_template
 from asyncrlm.environments.local import LocalEnvironment
 from asyncrlm.environments.local_process import sweep_homes
 from asyncrlm.environments.local_template import SPARES
@@ -72,7 +72,7 @@ async def test_workers_kept_ahead_are_used_and_replaced(no_leaks: None) -> None:
         async with client(scope) as taken:
             assert taken.sandbox is not second
             assert await taken.value("print(2)") == 2
-        async with client(scope, settings=Settings(max_output=10)) as other:
+        async with client(scope, max_output=10) as other:
             assert other.sandbox not in spares
         assert await c.value("print(3)") == 3
 
@@ -115,9 +115,9 @@ async def test_a_pool_whose_start_is_cancelled_is_of_use_and_leaves_nothing(no_l
             pass  # the template is there
         for i in range(10):
             with anyio.move_on_after(i * 2e-3):
-                async with client(scope, LocalEnvironment(pool_size=8 + i, settings=Settings(max_output=100 + i))):
+                async with client(scope, LocalEnvironment(pool_size=8 + i, max_output=100 + i)):
                     pass
-        async with client(scope, LocalEnvironment(pool_size=8, settings=Settings(max_output=100))) as c:
+        async with client(scope, LocalEnvironment(pool_size=8, max_output=100)) as c:
             assert await c.value("print(1)") == 1
 
 
@@ -224,6 +224,23 @@ async def test_parents_that_wait_leave_room_for_their_children() -> None:
                 for _ in range(5):
                     group.start_soon(run, 0)
         assert leaves == 10
+
+
+LOW = """
+import anyio, asyncrlm
+async def main():
+    async with asyncrlm.Repl() as repl:
+        print((await repl.execute("import subprocess; print(subprocess.check_output(['echo', 'ran']))")).stdout)
+anyio.run(main)
+"""
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_few_descriptors_will_do() -> None:
+    command = ["/bin/sh", "-c", 'ulimit -n 64; exec "$@"', "sh", sys.executable, "-c", LOW]
+    with anyio.fail_after(CAP):
+        done = await anyio.run_process(command, check=False)
+    assert b"ran" in done.stdout, done.stderr.decode()
 
 
 async def test_without_descriptors_the_sandbox_is_lost(no_leaks: None) -> None:
@@ -476,9 +493,9 @@ async def test_nobody_waits_for_ever(
     monkeypatch.setattr(local_template, "PATIENCE", 0.02)
     async with PlainScope(**attributes) as scope, client(scope):
         scope.template._most = 3 if attributes.get("depth") != 0 else 6
-        settings = Settings(max_output=1 << 16)  # other settings: the spares of the first are in the way
+        settings: Any = {"max_output": 1 << 16}  # other settings: the spares of the first are in the way
         with anyio.fail_after(CAP):
-            async with client(scope, settings=settings), client(scope, settings=settings) as c:
+            async with client(scope, **settings), client(scope, **settings) as c:
                 assert await c.value("print(1)") == 1
 
 

@@ -105,6 +105,20 @@ async def test_a_worker_that_ends_is_told_of_and_replaced() -> None:
             assert (await r.execute("print(1)")).stdout == "1\n"
 
 
+async def test_what_a_killed_keeper_left_is_swept_by_the_next(tmp_path: Path) -> None:
+    with anyio.fail_after(10):
+        async with repl(remote(scratch=str(tmp_path), isolation="none")) as neighbour:
+            async with repl(remote(scratch=str(tmp_path), isolation="none")) as r:
+                kill = "import os, signal\nopen('data', 'w').write('x')\nos.kill(os.getppid(), signal.SIGKILL)"
+                await r.execute(kill)
+            assert len(list(tmp_path.iterdir())) >= 2
+            await neighbour.execute("open('mine', 'w').close()")
+            async with repl(remote(scratch=str(tmp_path), isolation="none")):
+                assert len(list(tmp_path.iterdir())) == 2
+                assert (await neighbour.execute("import os; print(os.listdir())")).stdout == "['mine']\n"
+    assert not list(tmp_path.iterdir())
+
+
 async def test_a_cell_that_kills_its_keeper_loses_its_sandbox_and_no_more() -> None:
     with anyio.fail_after(20):
         async with repl(remote(isolation="none")) as r:

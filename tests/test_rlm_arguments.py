@@ -53,7 +53,8 @@ WRONG: dict[str, tuple[list[Any], str]] = {
     "mcp_servers": (["files", {"name": "files"}, 5, Odd()], "mcp_servers must be a list of MCPServer"),
     "pacer": (["fast", 5, [], {"scripted": 5}, Odd()], "pacer must be a Pacer"),
     "tenant": ([5, [], Odd()], "tenant must be a str"),
-    **{name: ([5, "", b"x", Odd()], f"{name} must be a folder") for name in ("cache", "record", "replay")},
+    **{name: ([5, "", b"x", Odd(), __file__], f"{name} must be a folder") for name in ("cache", "record")},
+    "replay": ([5, "", b"x", Odd(), __file__, "/nowhere/at/all"], "replay must be a folder"),
     "cache_size": (["much", 0, -1, 1.5, b"x", True], "use a number of bytes or a size"),
     "logger": ([5, "logs", RLMLogger, Odd()], "logger must be an RLMLogger"),
 } | {

@@ -262,6 +262,7 @@ def test_input_says_why_not(host: Host) -> None:
         ("raise PermissionError(1, 'Operation not permitted')", 'isolation="none"'),
         ("import socket\nsocket.socket.__init__.__globals__['_socket'].socket", None),
         ("import socket\nraise socket.gaierror(-3, 'Temporary failure in name resolution')", "no network"),
+        ("def connect(): raise PermissionError(1, 'no')\nconnect()", "custom_tools"),
         ("raise MemoryError", "memory_limit"),
         ("raise OSError(12, 'Cannot allocate memory')", "memory_limit"),
         ("raise OSError(27, 'File too large')", "max_file_size"),
@@ -288,6 +289,22 @@ def test_hints_name_the_setting_where_something_is_confined(
         assert last.startswith("[sandbox]")
         assert setting in last
         assert "[sandbox]" not in host.run(code).trace
+
+
+@pytest.mark.parametrize("code", ["eval('-' * 100_000 + '1')", "-" * 100_000 + "1"])
+def test_code_that_is_too_much_for_the_parser_is_not_blamed_on_memory(code: str, confined: Host) -> None:
+    if confined.run(code).error["type"] != "MemoryError":
+        pytest.skip("this Python's parser says so itself")
+    assert "nested too deeply" in confined.run(code).trace
+    assert "memory_limit" not in confined.run(code).trace
+
+
+@pytest.mark.parametrize("name", ["__import__", "__build_class__", "len", "print", "getattr", "BaseException"])
+def test_builtins_that_a_cell_deletes_are_back_in_the_next(name: str, host: Host) -> None:
+    host.run(f"import builtins\ndel builtins.{name}")
+    assert host.show(f"import json\nclass C: pass\nprint(len([C]), {name} is not None)") == "1 True\n"
+    assert host.run("import builtins\nbuiltins.__import__ = None").error is None
+    assert host.show("import string\nprint(string.digits)") == "0123456789\n"
 
 
 @pytest.fixture(scope="module")

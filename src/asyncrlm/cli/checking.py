@@ -15,7 +15,7 @@ from ..environments import NAMES, environment
 from ..environments.remote import describe
 
 if TYPE_CHECKING:
-    from ..repl.sandbox import Sandbox, Scope
+    from ..repl.sandbox import Sandbox, Scope, Settings
 
 State = Literal["usable", "missing", "failed"]
 USABLE: Final = "usable"
@@ -55,6 +55,10 @@ class _Opening(Environment, frozen=True, kw_only=True):
     name: ClassVar[str] = "checked"
     inner: Environment
     opened: list[float]
+
+    @property
+    def settings(self) -> Settings:
+        return self.inner.settings
 
     async def open(self, scope: Scope) -> Sandbox:
         sandbox = await self.inner.open(scope)
@@ -97,7 +101,7 @@ async def _check(name: str, place: Environment, seconds: float) -> Checked:
 
 class _Trial:
     def __init__(self, place: Environment, found: Checked) -> None:
-        self._place = _Opening(inner=place, opened=[], settings=place.settings)
+        self._place = _Opening(inner=place, opened=[])
         self._found = found
         self.step = "create"
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from ..environments import Environment
+from ..environments import Environment, takers
 from ..environments import environment as make_environment
 from ..environments.units import parse_bytes
 from ..errors import ConfigurationError
@@ -31,6 +31,7 @@ _ELSEWHERE = {
     "price": 'backend_kwargs={"price": …}',
     "context_window": 'backend_kwargs={"context_window": …}',
     "temperature": 'sampling_args={"temperature": …}',
+    "log_dir": "logger=RLMLogger(log_dir=…)",
 }
 """What other libraries take as an argument → where it goes here."""
 _OTHER_NAMES = {
@@ -121,6 +122,9 @@ def _meant(name: str, known: Iterable[str]) -> str:
     known = list(known)
     if name in _ELSEWHERE and "backend" in known:
         return f"{_ELSEWHERE[name]}; "
+    if name not in _OTHER_NAMES and "environment_kwargs" in known and (places := takers(name)):
+        where = "the environment" if "local" in places else f"environment {' or '.join(map(repr, places))}"
+        return f'that is a setting of {where}: environment_kwargs={{"{name}": …}}; '
     near = [_OTHER_NAMES[name]] if _OTHER_NAMES.get(name) in known else difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]!r}? " if near else ""
 
@@ -184,7 +188,9 @@ def checked_environment(value: Any, settings: Any) -> Environment:
     if not isinstance(value, (str, Environment)):
         kind = type(value).__name__
         raise ConfigurationError(f'environment must be a name such as "local", or an Environment, not {kind}')
-    return make_environment(value, checked_dict("environment_kwargs", settings))
+    place = make_environment(value, checked_dict("environment_kwargs", settings))
+    place.check()
+    return place
 
 
 def _sampling(name: str, value: Any) -> Mapping[str, Any]:
@@ -278,6 +284,10 @@ def checked_replies(given: Mapping[str, Any]) -> CacheSettings | None:
         if not isinstance(folder, str | Path) or not str(folder):
             got = "an empty str" if folder == "" else type(folder).__name__
             raise ConfigurationError(f"{mode} must be a folder, as a str or a Path, got {got}")
+        if mode == "replay" and not Path(folder).is_dir():
+            raise ConfigurationError(f"replay must be a folder that record= made; {str(folder)!r} is none")
+        if Path(folder).exists() and not Path(folder).is_dir():
+            raise ConfigurationError(f"{mode} must be a folder; {str(folder)!r} is a file")
         found.append(CacheSettings(Path(folder), mode, size if mode == "cache" else None))
     if len(found) > 1:
         raise ConfigurationError(f"{' and '.join(each.mode for each in found)} exclude one another: give one of them")

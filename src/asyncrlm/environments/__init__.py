@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from ..errors import ConfigurationError
 from ..repl.sandbox import Environment, Exit, Printed, Report, Sandbox, Scope, Settings
 
@@ -41,22 +39,20 @@ def environment(environment: str | Environment = "local", kwargs: Mapping[str, A
             )
         return environment
     driver = _driver(environment)
-    common = set(Settings.__struct_fields__)
-    own = {name for name in driver.__struct_fields__ if not name.startswith("_")} - {"settings"}
-    renamed: Mapping[str, str] = getattr(driver, "renamed", {})
-    given = {renamed.get(key, key): value for key, value in (kwargs or {}).items()}
+    known = sorted(name for name in driver.__struct_fields__ if not name.startswith("_"))
+    given = {driver.renamed.get(key, key): value for key, value in (kwargs or {}).items()}
     for name in given.keys() & driver.elsewhere.keys():
         raise ConfigurationError(f"environment_kwargs: {name}: {driver.elsewhere[name]}")
-    if unknown := sorted(set(given) - common - own):
+    if unknown := sorted(set(given) - set(known)):
         raise ConfigurationError(
-            f"environment {environment!r} has no setting {', '.join(map(repr, unknown))}; it has "
-            f"{', '.join(sorted(common | own))}"
+            f"environment {environment!r} has no setting {', '.join(map(repr, unknown))}; it has {', '.join(known)}"
         )
-    try:
-        settings = msgspec.convert({k: v for k, v in given.items() if k in common}, Settings)
-    except msgspec.ValidationError as e:
-        raise ConfigurationError(f"environment_kwargs: {e}") from e
-    return driver(settings=settings, **{k: v for k, v in given.items() if k in own})
+    return driver(**given)
+
+
+def takers(setting: str) -> list[str]:
+    """The names of the environments that have this setting."""
+    return [name for name in NAMES if setting in (*(driver := _driver(name)).__struct_fields__, *driver.renamed)]
 
 
 def _driver(name: str) -> type[Environment]:

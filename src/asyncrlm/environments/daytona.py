@@ -173,6 +173,7 @@ class DaytonaEnvironment(VendorEnvironment, frozen=True, kw_only=True):
     """
 
     name: ClassVar[str] = "daytona"
+    needs: ClassVar[str] = "daytona"
     api_key: str | None = None
     api_url: str | None = None
     target: str | None = None

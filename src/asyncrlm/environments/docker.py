@@ -12,9 +12,9 @@ from ..repl.resources import threads_of
 from ..repl.sandbox import Report, Scope
 from .docker_container import Container
 from .docker_engine import Engine, prune
-from .local import check_pool_size
 from .remote import Confinement, Machine, RemoteEnvironment, asyncio_only
 from .remote_pool import Pool
+from .settings import check_pool_size
 from .units import parse_bytes
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class DockerEnvironment(RemoteEnvironment, frozen=True, kw_only=True):
     """
 
     name: ClassVar[str] = "docker"
+    needs: ClassVar[str] = "aiodocker"
 
     image: str = DEFAULT_IMAGE
     pull: Literal["missing", "always", "never"] = "missing"
@@ -83,8 +84,6 @@ class DockerEnvironment(RemoteEnvironment, frozen=True, kw_only=True):
         check_pool_size(self.pool_size)
         for field in ("tmp_size", "memory"):
             parse_bytes(field, getattr(self, field))
-        if self.pull not in ("missing", "always", "never"):
-            raise ConfigurationError(f'pull={self.pull!r}: use "missing", "always" or "never"')
         if self.cpus is not None and not self.cpus > 0:
             raise ConfigurationError(f"cpus={self.cpus!r}: use a number above 0, or None for no limit")
         for source, path in self.volumes.items():

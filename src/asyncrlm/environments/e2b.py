@@ -128,6 +128,7 @@ class E2BEnvironment(VendorEnvironment, frozen=True, kw_only=True):
     """Cells in E2B's sandboxes: one for each worker, destroyed with it. The key is that of E2B_API_KEY."""
 
     name: ClassVar[str] = "e2b"
+    needs: ClassVar[str] = "e2b"
     template: str | None = None
     """Name or id of a template, or of a snapshot, with a Python. None: E2B's base."""
     timeout: int = LIFETIME

@@ -61,16 +61,18 @@ class IPythonEnvironment(LocalEnvironment, frozen=True, kw_only=True):
             raise ConfigurationError("kernel= has an interpreter: leave python= out")
         if self.pool_size:
             raise ConfigurationError("pool_size: kernels are not kept ahead; leave it out")
-        if isinstance(self.kernel_dirs, str | Path):
-            raise ConfigurationError(f"kernel_dirs={self.kernel_dirs!r}: use a list of folders")
+
+    def check(self) -> None:
+        module = "IPython" if self.kernel is None else "jupyter_client"
+        if self.python is None and importlib.util.find_spec(module) is None:
+            raise ConfigurationError(
+                f"environment 'ipython' needs {module}, which is not installed: pip install 'asyncrlm[ipython]'"
+            )
 
     async def open(self, scope: Scope) -> Sandbox:
         if self.kernel is not None:
             return await self._open_kernel(scope)
-        if self.python is None and importlib.util.find_spec("IPython") is None:
-            raise ConfigurationError(
-                "environment 'ipython' needs IPython, which is not installed: pip install 'asyncrlm[ipython]'"
-            )
+        self.check()
         return await LocalEnvironment.open(self, scope)
 
     async def _open_kernel(self, scope: Scope) -> Sandbox:

@@ -21,12 +21,12 @@ import anyio
 import anyio.to_thread
 
 from ..errors import ConfigurationError, SandboxLost
-from .local import ROWS, limits_of
 from .local_machine import LocalMachine
 from .local_portable import LocalPortable
 from .remote import asyncio_only, describe, imported
 from .remote_boot import Options, bundle, command, kernel_cell
 from .remote_sandbox import RemoteSandbox
+from .settings import ROWS, limits_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -11,31 +12,16 @@ from msgspec.structs import force_setattr
 
 from ..errors import ConfigurationError
 from ..repl.resources import threads_of
-from ..repl.sandbox import Environment, Report, Sandbox, Scope, Settings
+from ..repl.sandbox import Environment, Report, Sandbox, Scope
 from .local_order import Order, Request
-from .units import parse_bytes
+from .settings import ROWS, check_pool_size, check_settings, limits_of
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from .local_order import Facts
 
-# Rows of the report: what a cell may try. "strict" wants each held by something.
-ROWS = (
-    "read_outside",
-    "write_outside",
-    "network",
-    "other_processes",
-    "kernel",
-    "environment",
-    "memory",
-    "fork_bomb",
-    "disk",
-    "outliving",
-)
 _LOWEST_PID_MAX = 301
-_WORKER_DESCRIPTORS = 1024
-_LEAST_MEMORY = 64 << 20
 
 
 class LocalEnvironment(Environment, frozen=True, kw_only=True):
@@ -69,23 +55,26 @@ class LocalEnvironment(Environment, frozen=True, kw_only=True):
     _package: Path | None = None
 
     def __post_init__(self) -> None:
-        check_settings(self.settings)
-        if self.isolation not in ("auto", "strict", "none"):
-            raise ConfigurationError(f'isolation={self.isolation!r}: use "auto", "strict" or "none"')
+        check_settings(self)
         check_pool_size(self.pool_size)
-        if isinstance(self.read_paths, str | Path):
-            raise ConfigurationError(f"read_paths={self.read_paths!r}: use a list of paths")
         # Resolved here, once: it takes system calls, which have no place in `open`.
         read_paths = tuple(Path(path).expanduser().resolve() for path in self.read_paths)
         for given, path in zip(self.read_paths, read_paths, strict=True):
-            if not path.exists():
+            if given == "" or not path.exists():
                 raise ConfigurationError(f"read_paths: {str(given)!r} does not exist")
         force_setattr(self, "read_paths", read_paths)
         if self.workdir is not None:
             workdir = Path(self.workdir).expanduser().resolve()
-            if not workdir.is_dir():
+            if self.workdir == "" or not workdir.is_dir():
                 raise ConfigurationError(f"workdir={str(self.workdir)!r} is not a folder")
+            if workdir == workdir.parent:
+                raise ConfigurationError(f"workdir={str(self.workdir)!r}: cells write there, so use a folder of theirs")
             force_setattr(self, "workdir", workdir)
+        if self.python is not None:
+            python = shutil.which(Path(self.python).expanduser())
+            if python is None:
+                raise ConfigurationError(f"python={str(self.python)!r} can't be run: give the path of an interpreter")
+            force_setattr(self, "python", Path(python).absolute())
 
     async def open(self, scope: Scope) -> Sandbox:
         if self._mode == "portable" or sys.platform == "darwin":
@@ -193,37 +182,6 @@ def _both(first: str | None, second: str | None) -> str | None:
     return f"{first}, {second}" if first and second else None
 
 
-def check_pool_size(size: object) -> None:
-    """Raises ConfigurationError for a `pool_size` that can't be."""
-    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 0):
-        raise ConfigurationError(f"pool_size={size!r}: use a whole number of workers, 0 for none, None for the default")
-
-
 def _host_packages() -> list[str]:
     """Folders of installed packages on this interpreter's path: never the script's folder or an editable install's."""
     return [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
-
-
-def limits_of(settings: Settings) -> dict[str, int]:
-    """The resource limits of one process, by their names without RLIMIT_."""
-    limits = {"CORE": 0, "NOFILE": _WORKER_DESCRIPTORS}
-    for resource, name in (("DATA", "memory_limit"), ("FSIZE", "max_file_size")):
-        if (size := parse_bytes(name, getattr(settings, name))) is not None:
-            limits[resource] = size
-    return limits
-
-
-def check_settings(settings: Settings) -> None:
-    """Raise ConfigurationError for the first value of the common settings that can't be."""
-    if settings.cell_timeout is not None and not settings.cell_timeout > 0:
-        raise ConfigurationError(f"cell_timeout={settings.cell_timeout!r}: use seconds above 0, or None for no limit")
-    memory = parse_bytes("memory_limit", settings.memory_limit)
-    if memory is not None and memory < _LEAST_MEMORY:
-        raise ConfigurationError(
-            f'memory_limit={settings.memory_limit!r}: a worker itself takes more; use "{_LEAST_MEMORY >> 20}MB" or more'
-        )
-    parse_bytes("max_file_size", settings.max_file_size)
-    if settings.max_processes is not None and settings.max_processes < 1:
-        raise ConfigurationError(f"max_processes={settings.max_processes!r}: use 1 or more, or None for no limit")
-    if settings.max_output < 1:
-        raise ConfigurationError(f"max_output={settings.max_output!r}: use 1 byte or more")

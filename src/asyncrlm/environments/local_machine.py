@@ -12,6 +12,7 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from ..errors import ConfigurationError
+from .local_socket import Sender
 from .remote import Machine
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ STOP_GRACE = 5.0
 _CHUNK = 1 << 18
 
 
-class LocalMachine(Machine):
+class LocalMachine(Sender, Machine):
     """A keeper on this machine, which hears and says everything over one socket."""
 
     binary: ClassVar[bool] = True
@@ -62,32 +63,13 @@ class LocalMachine(Machine):
         near.setblocking(False)
         self._socket = near
 
-    async def send(self, data: bytes) -> None:
-        left = memoryview(data)
-        while left:
-            sent = self.send_nowait(left)
-            left = left[sent:]
-            if not sent:
-                try:
-                    await anyio.wait_writable(self._open_socket())
-                except (anyio.ClosedResourceError, OSError, ValueError) as e:
-                    raise anyio.BrokenResourceError from e
-
-    def send_nowait(self, data: bytes | memoryview) -> int:
-        try:
-            return self._open_socket().send(data, getattr(socket, "MSG_NOSIGNAL", 0))
-        except BlockingIOError:
-            return 0
-        except OSError as e:
-            raise anyio.BrokenResourceError from e
-
     async def receive(self) -> bytes:
         await anyio.lowlevel.checkpoint()
         while True:
             try:
-                data = self._open_socket().recv(_CHUNK)
+                data = self.open_socket().recv(_CHUNK)
             except BlockingIOError:
-                await anyio.wait_readable(self._open_socket())
+                await anyio.wait_readable(self.open_socket())
                 continue
             except ConnectionResetError:
                 data = b""
@@ -96,9 +78,9 @@ class LocalMachine(Machine):
                 raise anyio.EndOfStream
             return data
 
-    def _open_socket(self) -> socket.socket:
+    def open_socket(self) -> socket.socket:
         if self._socket is None:
-            raise anyio.ClosedResourceError
+            raise anyio.BrokenResourceError
         return self._socket
 
     async def destroy(self) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -13,7 +11,7 @@ import anyio.to_thread
 
 from ..repl.worker.removing import remove_tree
 from .local_machine import LocalMachine
-from .local_process import sweep_homes
+from .local_process import make_home
 from .remote_boot import Options, command
 from .remote_sandbox import RemoteSandbox
 
@@ -44,12 +42,8 @@ class LocalPortable:
         return self
 
     def _make_home(self) -> None:
-        sweep_homes()
-        self._home = Path(tempfile.mkdtemp(prefix="asyncrlm-")).resolve()
-        # Locked before it has the name that a sweep looks for.
-        self._lock = os.open(self._home / "making", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        (self._home / "making").rename(self._home / "lock")
+        home, self._lock = make_home()
+        self._home = home.resolve()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -9,6 +9,8 @@ import os
 import socket
 import subprocess
 import tempfile
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -16,6 +18,7 @@ import anyio.to_thread
 import msgspec
 
 from ..errors import ConfigurationError, SandboxLost
+from ..repl.worker import homes
 from ..repl.worker.removing import remove_tree
 from .local_order import Facts
 
@@ -23,7 +26,6 @@ START_LIMIT = 60.0
 """Seconds a template may take to come up; it needs a twentieth of one."""
 STOP_LIMIT = 10.0
 """Seconds to hang up on a template in, and again to see the end of one that was killed."""
-_PREFIX = "asyncrlm-"
 _WORKER_IMPORT = """\
 import importlib.util as u, sys
 at = sys.argv[1]
@@ -53,15 +55,10 @@ class Process:
             ConfigurationError: if `python` can't be run.
         """
         self._threads = threads
-        sweep_homes()
-        self.home = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        lock = -1
         self.control, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        lock = -1
         try:
-            # Locked before it has the name that a sweep looks for, or a sweep could take a home that is being made.
-            lock = os.open(self.home / "making", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            (self.home / "making").rename(self.home / "lock")
+            self.home, lock = make_home()
             options = {
                 "control": far.fileno(),
                 "host": os.getpid(),
@@ -85,7 +82,8 @@ class Process:
             self._pidfd = os.pidfd_open(self._popen.pid)
         except OSError as e:
             self.control.close()
-            remove_tree(self.home, last="lock")
+            if lock >= 0:
+                remove_tree(self.home, last="lock")
             if isinstance(e, (FileNotFoundError, PermissionError)) and e.filename == python:
                 raise ConfigurationError(f"python={python!r} can't be run: {e.strerror}") from e
             raise
@@ -124,10 +122,7 @@ class Process:
     async def stop(self) -> None:
         """Hang up and wait until the process, all workers and its folder are gone. Cancelled, it kills the process."""
         anyio.notify_closing(self.control)
-        # A forked child of the host has a copy of this end, so that closing ours alone would not hang up.
-        with contextlib.suppress(OSError):
-            self.control.shutdown(socket.SHUT_RDWR)
-        self.control.close()
+        self._hang_up()
         try:
             with anyio.move_on_after(STOP_LIMIT):
                 await self._gone()
@@ -140,6 +135,23 @@ class Process:
         # It removes its home itself, unless it was killed; then its wardens, who hold the lock too, are ending.
         with anyio.move_on_after(STOP_LIMIT):
             await anyio.to_thread.run_sync(self._remove_home, abandon_on_cancel=True, limiter=self._threads)
+
+    def abandon(self) -> None:
+        """As `stop`, for a process that no task waits for; blocks."""
+        self._hang_up()
+        try:
+            self._popen.wait(STOP_LIMIT)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            self._popen.wait()
+        os.close(self._pidfd)
+        self._remove_home()
+
+    def _hang_up(self) -> None:
+        # A forked child of the host has a copy of this end, so that closing ours alone would not hang up.
+        with contextlib.suppress(OSError):
+            self.control.shutdown(socket.SHUT_RDWR)
+        self.control.close()
 
     async def _gone(self) -> None:
         while self._popen.poll() is None:
@@ -162,29 +174,56 @@ class Process:
         remove_tree(self.home, last="lock")
 
 
+class Start:
+    """A process that is being started in a thread, which ends it where no task waits for it any more.
+
+    No shield holds a task that `asyncio.run` cancels at its end.
+    """
+
+    def __init__(self, start: Callable[[], Process]) -> None:
+        self._start = start
+        self._lock = threading.Lock()
+        self._process: Process | None = None
+        self._abandoned = False
+
+    def run(self) -> None:
+        """Start it; in a thread."""
+        process = self._start()
+        with self._lock:
+            if not self._abandoned:
+                self._process = process
+                return
+        process.abandon()
+
+    @property
+    def process(self) -> Process:
+        """Once `run` has returned."""
+        if self._process is None:
+            raise RuntimeError("it was not started")
+        return self._process
+
+    def abandon(self) -> Process | None:
+        """Nobody waits for it any more. Returns what is to be stopped, if it is there already."""
+        with self._lock:
+            self._abandoned = True
+            return self._process
+
+
+def make_home() -> tuple[Path, int]:
+    """A new folder in that of temporary files, and the descriptor that holds its lock; what others left there is
+    removed first."""
+    sweep_homes()
+    home = Path(tempfile.mkdtemp(prefix=homes.PREFIX))
+    try:
+        return home, homes.lock_home(str(home))
+    except BaseException:
+        remove_tree(home)
+        raise
+
+
 def sweep_homes() -> list[str]:
-    """Remove the homes of templates that were killed together with all their wardens: nobody holds their locks.
+    """Remove the homes of templates that were killed together with all their wardens.
 
     Returns: those that were removed.
     """
-    removed: list[str] = []
-    with os.scandir(tempfile.gettempdir()) as found:
-        entries = list(found)
-    for entry in entries:
-        if not entry.name.startswith(_PREFIX) or not entry.is_dir(follow_symlinks=False):
-            continue
-        try:
-            if entry.stat(follow_symlinks=False).st_uid != os.geteuid():
-                continue
-            lock = os.open(Path(entry.path) / "lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if remove_tree(entry.path, last="lock"):
-                removed.append(entry.path)
-        except OSError:  # somebody holds it, or this file system has no locks
-            continue
-        finally:
-            os.close(lock)
-    return removed
+    return homes.sweep_homes(tempfile.gettempdir())

@@ -17,6 +17,7 @@ import anyio.to_thread
 
 from ..repl.sandbox import Printed, Report, Sandbox
 from .local_output import CHUNK
+from .local_socket import Sender
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -28,7 +29,7 @@ GRACE = 10.0
 _YIELD_EVERY = 16
 
 
-class LocalSandbox(Sandbox):
+class LocalSandbox(Sender, Sandbox):
     """A worker on this machine. Four descriptors; see `Sandbox` for what each method promises.
 
     The channel reads as ended after everything the worker started has been ended, unless a cell ends it; once `aclose`
@@ -70,26 +71,10 @@ class LocalSandbox(Sandbox):
 
     # ---- the channel ----
 
-    async def send(self, data: bytes) -> None:
-        left = memoryview(data)
-        while left:
-            sent = self.send_nowait(left)
-            left = left[sent:]
-            if not sent:
-                try:
-                    await anyio.wait_writable(self._channel)
-                except (anyio.ClosedResourceError, OSError, ValueError) as e:
-                    raise anyio.BrokenResourceError from e
-
-    def send_nowait(self, data: bytes | memoryview) -> int:
+    def open_socket(self) -> socket.socket:
         if self._closing:
             raise anyio.BrokenResourceError
-        try:
-            return self._channel.send(data, getattr(socket, "MSG_NOSIGNAL", 0))
-        except BlockingIOError:
-            return 0
-        except OSError as e:
-            raise anyio.BrokenResourceError from e
+        return self._channel
 
     async def receive(self) -> bytes:
         if self._ahead:
@@ -205,15 +190,10 @@ class LocalSandbox(Sandbox):
         fd = await anyio.to_thread.run_sync(self._open_to_pass, open_file, limiter=self._threads)
         try:
             while True:
-                if self._closing:
-                    raise anyio.BrokenResourceError
                 try:
-                    socket.send_fds(self._channel, [b"\n"], [fd], getattr(socket, "MSG_NOSIGNAL", 0))
+                    socket.send_fds(self.open_socket(), [b"\n"], [fd], getattr(socket, "MSG_NOSIGNAL", 0))
                 except BlockingIOError:
-                    try:
-                        await anyio.wait_writable(self._channel)
-                    except (anyio.ClosedResourceError, OSError, ValueError) as e:
-                        raise anyio.BrokenResourceError from e
+                    await self.wait_writable()
                 except OSError as e:
                     raise anyio.BrokenResourceError from e
                 else:

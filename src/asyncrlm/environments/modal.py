@@ -140,6 +140,7 @@ class ModalEnvironment(VendorEnvironment, frozen=True, kw_only=True):
     """
 
     name: ClassVar[str] = "modal"
+    needs: ClassVar[str] = "modal"
     app_name: str = "rlm-sandbox"
     """The app that the sandboxes belong to; made if there is none."""
     environment_name: str | None = None

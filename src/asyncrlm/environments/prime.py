@@ -153,6 +153,7 @@ class PrimeEnvironment(VendorEnvironment, frozen=True, kw_only=True):
     """
 
     name: ClassVar[str] = "prime"
+    needs: ClassVar[str] = "prime_sandboxes"
     renamed: ClassVar[dict[str, str]] = {"name": "sandbox_name", "image": "docker_image"}
     api_key: str | None = None
     team_id: str | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio  # noqa: TID251 - to tell whether it runs
 import importlib
+import importlib.util
 import secrets
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Literal, cast
@@ -18,9 +19,9 @@ import msgspec
 from ..errors import ConfigurationError, RLMError, SandboxLost
 from ..repl.resources import threads_of
 from ..repl.sandbox import Environment, Report, Scope
-from .local import ROWS, check_settings, limits_of
 from .remote_boot import Options, command
 from .remote_sandbox import DESTROY_GRACE, RemoteSandbox
+from .settings import ROWS, check_settings, limits_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -113,8 +114,8 @@ class Confinement(msgspec.Struct, frozen=True, kw_only=True):
 class RemoteEnvironment(Environment, frozen=True, kw_only=True):
     """A kind of sandbox that a `Machine` reaches. Subclasses define `name` and `machine`."""
 
-    renamed: ClassVar[dict[str, str]] = {}
-    """Other names of settings, in `environment_kwargs`: `name` is the environment's own here."""
+    needs: ClassVar[str] = ""
+    """The module of the vendor's SDK, which the extra named like the environment installs."""
     isolation: Literal["auto", "strict", "none"] = "auto"
     """"auto": the worker confines itself as far as the sandbox's kernel allows, beside what the sandbox does. "strict":
     every row of the report holds, or a ConfigurationError at the start. "none": only the sandbox holds it."""
@@ -132,9 +133,11 @@ class RemoteEnvironment(Environment, frozen=True, kw_only=True):
     """Folders of the sandbox that cells may write as well."""
 
     def __post_init__(self) -> None:
-        check_settings(self.settings)
-        if self.isolation not in ("auto", "strict", "none"):
-            raise ConfigurationError(f'isolation={self.isolation!r}: use "auto", "strict" or "none"')
+        check_settings(self)
+
+    def check(self) -> None:
+        if self.needs and importlib.util.find_spec(self.needs) is None:
+            raise not_installed(self.name, self.needs)
 
     def machine(self, scope: Scope) -> Machine:
         """A sandbox that is yet to be made."""
@@ -218,6 +221,13 @@ def asyncio_only(name: str) -> None:
         ) from None
 
 
+def not_installed(extra: str, module: str | None) -> ConfigurationError:
+    """What to raise where a vendor's SDK is missing."""
+    return ConfigurationError(
+        f"environment {extra!r} needs {module}, which is not installed: pip install 'asyncrlm[{extra}]'"
+    )
+
+
 def imported(module: str, extra: str) -> ModuleType:
     """A vendor's SDK.
 
@@ -227,9 +237,7 @@ def imported(module: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"environment {extra!r} needs {error.name}, which is not installed: pip install 'asyncrlm[{extra}]'"
-        ) from error
+        raise not_installed(extra, error.name) from error
     except ImportError as error:
         raise ConfigurationError(
             f"environment {extra!r}: its SDK can't be imported; some can't share a Python environment, "

@@ -12,8 +12,8 @@ import anyio
 import msgspec
 
 from ..repl.sandbox import Report
-from .local import ROWS
 from .remote import Confinement, Machine, RemoteEnvironment, describe
+from .settings import ROWS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine

@@ -168,16 +168,29 @@ class Sandbox(ABC):
         """Kill what is left and release everything, also if cancelled meanwhile. Closing twice is fine."""
 
 
-class Environment(Struct, frozen=True, kw_only=True, dict=True):
+class Environment(Settings, frozen=True, kw_only=True, dict=True):
     """A kind of place where cells run, and its settings. Immutable, shared by any number of runs.
 
-    Subclasses are frozen Structs too and define `name` and `open`.
+    Subclasses are frozen Structs too and define `name` and `open`; their fields are settings beside the common ones.
     """
 
     name: ClassVar[str]
     elsewhere: ClassVar[dict[str, str]] = {}
     """Settings that users of this name may look for and that are not here → where they are."""
-    settings: Settings = Settings()
+    renamed: ClassVar[dict[str, str]] = {}
+    """Other names of settings, in `environment_kwargs`, such as one that a ClassVar has here."""
+
+    @property
+    def settings(self) -> Settings:
+        """The common settings, which are its own."""
+        return self
+
+    def check(self) -> None:
+        """Look for what it needs in this process, without starting anything; asked when it is given to an `AsyncRLM`.
+
+        Raises:
+            ConfigurationError: if that is not installed.
+        """
 
     async def open(self, scope: Scope) -> Sandbox:
         """Start a worker. Returns before it said `ready`.

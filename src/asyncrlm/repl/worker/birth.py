@@ -45,6 +45,11 @@ if TYPE_CHECKING:
         folder: str  # where the host puts files, and the working folder if that needs one on disk
 
 
+NICE = 5
+"""How much lower than the host's, or a keeper's, the priority of cells is: hundreds that start at once would else take
+turns with its event loop, which all of them wait for."""
+
+
 class Birth:
     """All that a worker is made from: what was asked for, what this machine has, and what the template opened."""
 

@@ -45,6 +45,7 @@ class Namespace:
         self.hides: Callable[[str, Any], bool] = lambda _name, _value: False
         """Whether a name is there for another reason than that a cell has bound it."""
         self._builtins: dict[str, Any] = {**BUILTINS, "input": no_input}
+        self._all_builtins = builtins.__dict__.copy()
         for name in ("exit", "quit"):
             if not hasattr(builtins, name):
                 self._builtins[name] = sys.exit
@@ -73,6 +74,14 @@ class Namespace:
         builtins.__dict__.update(self._builtins)
         for name in BUILTINS:
             self.names.pop(name, None)
+
+    def mend_builtins(self) -> None:
+        """Put back what a cell has deleted there, or put in the way of every import. Needs none of them itself."""
+        now, before = builtins.__dict__, self._all_builtins
+        for name in before.keys() - now.keys():
+            now[name] = before[name]
+        now["__import__"] = before["__import__"]
+        now["__build_class__"] = before["__build_class__"]
 
     def bound(self) -> dict[str, Any]:
         """What cells have bound, oldest first."""
@@ -182,6 +191,7 @@ class Cells:
 
     def _finish(self, cell: int, error: BaseException | None) -> dict[str, Any]:
         namespace, guard = self.namespace, self.wire.guard
+        namespace.mend_builtins()
         self.stdio.flush()
         self.stdio.restore()
         self.arm()

@@ -158,15 +158,19 @@ def landlock(rules: Iterable[Rule], network: bool = False) -> None:
 
 
 def limit(limits: Mapping[str, int]) -> None:
-    """Set resource limits (name without RLIMIT_ → value), soft and hard, never above the hard limit there is."""
+    """Set resource limits (name without RLIMIT_ → value), soft and hard, never above the hard limit there is.
+
+    The soft limit of the stack is only ever lowered: threads of a program that is run take as much each.
+    """
     for name, value in limits.items():
         which = getattr(resource, "RLIMIT_" + name, None)
         if which is None:
             continue
-        hard = resource.getrlimit(which)[1]
+        soft, hard = resource.getrlimit(which)
         if hard != resource.RLIM_INFINITY:
             value = min(value, hard)
-        resource.setrlimit(which, (value, value))
+        keeps = name == "STACK" and soft != resource.RLIM_INFINITY
+        resource.setrlimit(which, (min(soft, value) if keeps else value, value))
 
 
 def drop_capabilities() -> None:

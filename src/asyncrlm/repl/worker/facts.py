@@ -86,6 +86,7 @@ def choose(wanted: str, home: str, lock: int) -> tuple[Facts, namespaces.Nests |
     if not syscalls.SECCOMP:  # no table of numbers for this machine: clone can't be called either
         return facts, None
     os.mkdir(os.path.join(home, "probe"))
+    namespaces.telltales()
     plans = [Plan(user | namespaces.NEWPID, ids, home)]
     if wanted in ("auto", "pidns") and not user:
         with contextlib.suppress(OSError):

@@ -375,5 +375,5 @@ def main(begun: bytes) -> NoReturn:
         farewell(out, bytearray(b"\n" + json.dumps(frame).encode("ascii") + b"\n" + b" " * 8 + b"\n"))
     finally:
         if folder:
-            remove_tree(folder)
+            remove_tree(folder, last="lock")
         os._exit(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import signal
 import struct
@@ -13,12 +14,28 @@ from . import confine
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
 
-NEWNS, NEWUSER, NEWPID = 0x20000, 0x10000000, 0x20000000
+NEWNS, NEWUSER, NEWPID, NEWNET = 0x20000, 0x10000000, 0x20000000, 0x40000000
 _CLONE = {"x86_64": 56, "aarch64": 220}.get(confine.MACHINE)
 _holding_gil = ctypes.PyDLL(None, use_errno=True)  # the child must own the GIL
 _READONLY = 1
 _RECURSIVE, _AT_FDCWD = 0x8000, -100
 _MOUNT_SETATTR = 442
+# What /proc tells of the whole machine, and no library reads.
+_TELLTALES = (
+    *(
+        "cmdline",
+        "diskstats",
+        "fs",
+        "key-users",
+        "keys",
+        "latency_stats",
+        "locks",
+        "mdstat",
+        "partitions",
+        "sched_debug",
+    ),
+    *("scsi", "swaps", "sysvipc", "timer_list"),
+)
 
 
 def clone(flags: int) -> int:
@@ -35,6 +52,23 @@ def clone(flags: int) -> int:
     if pid < 0:
         raise OSError(number, os.strerror(number))
     return pid
+
+
+def enter(namespace: int, kind: int) -> None:
+    """Go into the namespace behind this descriptor."""
+    if confine.libc.setns(namespace, kind):
+        raise confine.failure("setns")
+
+
+def _empty_network() -> int:
+    own = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        unshare(NEWNET)
+        empty = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        enter(own, NEWNET)
+        return empty
+    finally:
+        os.close(own)
 
 
 def unshare(flags: int) -> None:
@@ -84,6 +118,18 @@ def mounts(plan: Container[str], folders: Iterable[str] = (), sized: tuple[str, 
     if "proc" in plan:
         _mount(b"proc", "/proc", b"proc", 14)  # MS_NOSUID | MS_NODEV | MS_NOEXEC
         _mount(b"tmpfs", "/dev/shm", b"tmpfs", 6, b"size=64m,nr_inodes=4096,mode=1777")
+        for path, is_folder in telltales():
+            if is_folder:
+                _mount(b"tmpfs", path, b"tmpfs", 15, b"size=4k,nr_inodes=1")  # the same, and MS_RDONLY
+            else:
+                _mount(b"/dev/null", path, None, 0x1000)
+
+
+@functools.cache
+def telltales() -> list[tuple[str, bool]]:
+    """The files of /proc that cells find empty, and whether each is a folder; looked for once, by a template."""
+    paths = ["/proc/" + name for name in _TELLTALES]
+    return [(path, os.path.isdir(path)) for path in paths if os.path.exists(path)]
 
 
 def _tmpfs(folder: str, size: int) -> None:
@@ -127,8 +173,9 @@ def _elf(machine: int, code: bytes) -> bytes:
 class Nests:
     """Makes pid namespaces whose first process is a page of machine code, and forks into them.
 
-    A warden is a copy of this process and costs as much as a worker; this costs a tenth of a millisecond. It takes
-    CAP_SYS_ADMIN where this process was born.
+    `network` is a network namespace with nothing in it, which all that are confined can share. A warden is a copy of
+    this process and costs as much as a worker; this costs a tenth of a millisecond. It takes CAP_SYS_ADMIN where this
+    process was born.
 
     Raises:
         OSError: if this machine does not allow it.
@@ -143,6 +190,7 @@ class Nests:
         os.fchmod(self._program, 0o500)
         self._own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self._self = os.pidfd_open(os.getpid())
+        self.network = _empty_network()
 
     def fork(self) -> tuple[int, int]:
         """os.fork into a new pid namespace. Gives the pid of its first process, which when killed takes all of the
@@ -160,8 +208,8 @@ class Nests:
             pid = os.fork()
         finally:
             # unshare works once; but whoever comes back to where they were may do it again.
-            if pid and confine.libc.setns(self._own, NEWPID):
-                raise confine.failure("setns")
+            if pid:
+                enter(self._own, NEWPID)
             if pid < 0 < first:
                 os.kill(first, signal.SIGKILL)
                 os.waitpid(first, 0)

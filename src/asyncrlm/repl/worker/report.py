@@ -24,6 +24,7 @@ MAX_SHOWN = 20_000
 _MAX_FRAMES = 60
 _DEEPEST = 20
 _PACKAGE = os.path.dirname(sys._getframe().f_code.co_filename) + os.sep  # pyright: ignore[reportPrivateUsage]
+_COMPACT: dict[str, Any] = {"compact": True} if sys.version_info >= (3, 10) else {}
 hidden = [_PACKAGE]
 """Folders whose frames are left out of tracebacks."""
 _BRACKETS: dict[type, tuple[str, str]] = {list: ("[", "]"), tuple: ("(", ")"), set: ("{", "}"), dict: ("{", "}")}
@@ -171,7 +172,7 @@ def format_error(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         _find_line(error)
     try:
-        report = traceback.TracebackException(type(error), error, trace, compact=True)
+        report = traceback.TracebackException(type(error), error, trace, **_COMPACT)
         _trim(report)
         return "".join(report.format())
     except Exception as failure:
@@ -203,6 +204,12 @@ def _trim(report: traceback.TracebackException) -> None:
 
 
 _SETTING = "[sandbox] {what}; {how} in environment_kwargs allows it."
+_NO_NETWORK = (
+    "[sandbox] there is no network here. A tool of the host's can fetch what is needed (custom_tools of the caller); "
+    'isolation="none" in environment_kwargs allows it by ending all confinement.'
+)
+_TOO_NESTED = "Python's parser took no more of it: the code is nested too deeply, or one expression is too long."
+_PARSES = re.compile(r"(?<!re\.)\b(?:eval|exec|compile|parse|literal_eval)\s*\(")
 
 
 def _no_str(error: BaseException) -> str | None:
@@ -219,6 +226,10 @@ def _no_str(error: BaseException) -> str | None:
 def _hint(error: BaseException) -> str | None:
     """One line that names the setting which allows what was denied."""
     for cause in _causes(error):
+        if isinstance(cause, MemoryError) and _of_parser(cause):
+            return _TOO_NESTED
+        if _no_network(cause):
+            return _NO_NETWORK
         found = _denied(cause)
         if found is not None:
             return _SETTING.format(what=found[0], how=found[1])
@@ -242,8 +253,6 @@ def _denied(error: BaseException) -> tuple[str, str] | None:
     number = error.errno if isinstance(error, OSError) else None
     if isinstance(error, MemoryError) or number == errno.ENOMEM:
         return "the process is out of its memory", "a larger memory_limit"
-    if isinstance(error, socket.gaierror):
-        return "there is no network here", 'isolation="none"'
     if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
         return "no more threads or processes may be started", "a larger max_processes"
     if number == errno.EAGAIN and "fork" in _last_line(error):
@@ -256,10 +265,21 @@ def _denied(error: BaseException) -> tuple[str, str] | None:
                 "files outside the working folder, Python and its packages can't be reached",
                 'read_paths=[...] (to read) or isolation="none"',
             )
-        if _inside_socket(error):
-            return "there is no network here", 'isolation="none"'
         return "this is not allowed here", 'isolation="none"'
     return None
+
+
+def _of_parser(error: MemoryError) -> bool:
+    """Whether it is what the parser raises at the end of its stack: it has memory enough."""
+    frames = traceback.extract_tb(error.__traceback__, limit=-1)
+    return bool(frames) and _PARSES.search(frames[-1].line or "") is not None
+
+
+def _no_network(error: BaseException) -> bool:
+    if isinstance(error, socket.gaierror):
+        return True
+    denied = isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+    return denied and getattr(error, "filename", None) is None and _inside_socket(error)
 
 
 def _last_line(error: BaseException) -> str:

@@ -9,7 +9,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from . import birth, confine, main, syscalls
+from . import birth, confine, homes, main, syscalls
 
 if TYPE_CHECKING:
     from typing import NoReturn, TypedDict
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
         kernel: list[str]  # the command of a Jupyter kernel, in which they do instead; see `kernel.py`
 
 
-NICE = 5
-"""How much lower than the keeper's the priority of cells is, which may have one processor between them."""
 _NAMES = ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/gai.conf", "/etc/services", "/etc/protocols")
 """What looking up a host name reads."""
 
@@ -67,6 +65,11 @@ class Lodging:
         self.options = options
         self.mode = choose_mode(options)
         folder = options["folder"]
+        homes.sweep_homes(os.path.dirname(folder))  # a sandbox may be used again, and a killed keeper removes nothing
+        os.makedirs(folder, 0o700)
+        self.lock = -1
+        with contextlib.suppress(OSError):  # there are file systems without locks
+            self.lock = homes.lock_home(folder)
         self.files = os.path.join(folder, "files")
         self.work = options["work"] or os.path.join(folder, "work")
         os.makedirs(self.files, 0o700)
@@ -84,7 +87,7 @@ class Lodging:
                 with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as f:
                     f.write("1000")  # out of memory, it is not the keeper that is killed
             birth.take_descriptors(out, err, {channel, *(rule for rule, _ in self.rules)})
-            os.nice(NICE)
+            os.nice(birth.NICE)
             os.chdir(self.work)
             self._set_environment()
             limits = self._limit()

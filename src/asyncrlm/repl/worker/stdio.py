@@ -21,7 +21,10 @@ class Stdio:
     def attach(self) -> None:
         """Take descriptors 0 to 2 as they are now; once, in the process that will use them."""
         for fd in (0, 1, 2):
-            self._saved[fd] = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64)
+            try:
+                self._saved[fd] = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64)
+            except OSError:  # so many there may not be here
+                self._saved[fd] = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
             self._identity[fd] = _identity(fd)
         self.restore()
 

@@ -79,7 +79,12 @@ _DENIED: dict[str, Numbers] = {
     "open_tree_attr": (467, 467),
     "open_by_handle_at": (304, 265),
     "name_to_handle_at": (303, 264),
+    # News of files: of any folder that can be named, readable or not.
+    "inotify_init": (253, None),
+    "inotify_init1": (294, 26),
+    "inotify_add_watch": (254, 27),
     "fanotify_init": (300, 262),
+    "fanotify_mark": (301, 263),
     "quotactl": (179, 60),
     "acct": (163, 89),
     "swapon": (167, 224),

@@ -28,7 +28,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from . import confine, facts, namespaces, syscalls, warden
-from .birth import Birth, close_others
+from .birth import NICE, Birth, close_others
 from .removing import remove_tree
 
 if TYPE_CHECKING:
@@ -93,11 +93,6 @@ def _only_packages(extra: list[str]) -> list[str]:
 
 
 # ---- the process -----------------------------------------------------------------------------------------------------
-
-
-NICE = 5
-"""How much lower than the host's the priority of cells is: hundreds that start at once would else take turns with its
-event loop, which all of them wait for."""
 
 
 class Job:
@@ -255,6 +250,8 @@ class Template:
         confine.prctl(confine.PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid():  # the parent is outside of this namespace, unless it died before the death signal was set
             os._exit(72)
+        if self.nests is not None and birth.request["confine"]:
+            namespaces.enter(self.nests.network, namespaces.NEWNET)
         if self.facts["mounts"]:
             namespaces.unshare(namespaces.NEWNS)
         birth.prepare_namespace()

@@ -61,7 +61,7 @@ class Conformance:
 
     def varied(self, environment: Environment, **settings: Any) -> Environment:
         """The environment with other common settings, such as `cell_timeout`."""
-        return replace(environment, settings=replace(environment.settings, **settings))
+        return replace(environment, **settings)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
