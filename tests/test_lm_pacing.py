@@ -240,6 +240,24 @@ async def test_a_retry_that_no_money_is_left_for_is_not_sent() -> None:
     assert len(lm.calls) == 1
 
 
+async def test_who_is_cancelled_as_its_turn_comes_sends_nothing() -> None:
+    gate, lm, pacer = Gate(1), ScriptedLM([good()]), Pacer()
+    await gate.acquire()
+    scope = anyio.CancelScope()
+
+    async def one() -> None:
+        with scope:
+            await pacer.send(lm, REQUEST, gate=gate, ledger=Ledger(), need=need())
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(one)
+        await settled(lambda: gate.waiting == 1)
+        gate.release()  # the permit is its own from here on
+        scope.cancel()
+    assert not lm.calls
+    assert (gate.in_flight, pacer.in_flight) == (0, 0)
+
+
 @pytest.mark.parametrize("error", [RuntimeError("a client's bug"), KeyboardInterrupt()])
 async def test_whatever_a_client_raises_settles_and_frees(error: BaseException) -> None:
     async def buggy(request: LMRequest) -> str:

@@ -203,8 +203,8 @@ class Sending:
             self.waited += anyio.current_time() - began
 
     async def _enter(self, way: Way, left: Sequence[Member]) -> Permit:
-        """Leave to send, of the gate and of the account. Whoever waits for an account's turn does not hold the gate, but
-        for some passes of the loop: requests to others would wait for that account, too."""
+        """Leave to send, of the gate and of the account. Whoever waits for an account's turn for more than a few passes
+        of the loop does not hold the gate: requests to others would wait for that account, too."""
         gate, turns = self._gate, way.member.turns
         tokens = turns.pace.tokens_of(way.need)
         held = gate.acquire_nowait()
