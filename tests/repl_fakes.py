@@ -169,7 +169,7 @@ class FakeEnvironment(Environment, frozen=True, kw_only=True, dict=True):
     chunk: int = 1 << 18
     direct: bool = True
     opened: list[FakeSandbox]
-    common: Settings
+    common: Settings = Settings()
 
     @property
     def settings(self) -> Settings:
