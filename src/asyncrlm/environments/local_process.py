@@ -35,6 +35,10 @@ s.loader.exec_module(m)
 _BOOTSTRAP = _WORKER_IMPORT + "from _asyncrlm_worker import template\ntemplate.main(sys.argv[2])\n"
 
 
+class KilledError(SandboxLost):
+    """A process ended by a signal before it was up."""
+
+
 class Process:
     """One template process and its folder."""
 
@@ -97,6 +101,7 @@ class Process:
         """What the process found; the first and last thing it says.
 
         Raises:
+            KilledError: if somebody else killed it.
             SandboxLost: if it ended instead, or took too long.
         """
         with anyio.move_on_after(START_LIMIT):
@@ -104,6 +109,9 @@ class Process:
             data = self.control.recv(1 << 16)
             if data:
                 return msgspec.json.decode(data, type=Facts)
+            await self._gone()
+            if self._popen.returncode < 0:
+                raise KilledError(f"the local environment's template was killed ({-self._popen.returncode})")
         log = await anyio.to_thread.run_sync(self._log, limiter=self._threads)
         raise SandboxLost(f"the local environment's template did not come up: {log or 'it said nothing'}")
 

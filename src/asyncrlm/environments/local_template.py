@@ -19,7 +19,7 @@ from .. import repl
 from ..errors import SandboxLost
 from .local_order import SPARES
 from .local_output import open_pipes
-from .local_process import STOP_LIMIT, Process
+from .local_process import STOP_LIMIT, KilledError, Process
 from .local_sandbox import LocalSandbox
 
 if TYPE_CHECKING:
@@ -105,21 +105,26 @@ class LocalTemplate:
 
     async def _start(self) -> Process:
         async with self._starting:
-            if self._process is not None:
-                return self._process
-            process: Process | None = None
-            # In a shield: a thread's result that nobody takes would be a process that nobody stops.
-            with anyio.CancelScope(shield=True):
-                process = await anyio.to_thread.run_sync(Process, *self._arguments, limiter=self._threads)
-            assert process is not None  # noqa: S101 - a shielded scope lets every exception through
-            try:
-                self._facts = await process.hello()
-                self.orders.clear()
-            except BaseException:
-                await _stop(process)
-                raise
-            self._process = process
-            return process
+            if self._process is None:
+                try:
+                    self._process = await self._started()
+                except KilledError:  # nothing has run: once more is free
+                    self._process = await self._started()
+            return self._process
+
+    async def _started(self) -> Process:
+        process: Process | None = None
+        # In a shield: a thread's result that nobody takes would be a process that nobody stops.
+        with anyio.CancelScope(shield=True):
+            process = await anyio.to_thread.run_sync(Process, *self._arguments, limiter=self._threads)
+        assert process is not None  # noqa: S101 - a shielded scope lets every exception through
+        try:
+            self._facts = await process.hello()
+            self.orders.clear()
+        except BaseException:
+            await _stop(process)
+            raise
+        return process
 
     async def _replace(self, dead: Process) -> None:
         if self._process is dead:
