@@ -301,7 +301,7 @@ async def test_a_worker_that_ends_before_any_cell_is_replaced_once(monkeypatch: 
     async def opened(environment: LocalEnvironment, scope: Any) -> Any:
         sandbox = await real(environment, scope)
         if dying.pop(0):
-            sandbox.kill()
+            sandbox._channel.shutdown(socket.SHUT_RDWR)  # as if it had ended before it said a word
         return sandbox
 
     monkeypatch.setattr(LocalEnvironment, "open", opened)

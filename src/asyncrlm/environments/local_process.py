@@ -32,7 +32,11 @@ sys.modules[s.name] = m = u.module_from_spec(s)
 s.loader.exec_module(m)
 """
 """How a bare interpreter gets the worker's package from its folder, the first argument, without the rest of ours."""
-_BOOTSTRAP = _WORKER_IMPORT + "from _asyncrlm_worker import template\ntemplate.main(sys.argv[2])\n"
+_BOOTSTRAP = (
+    _WORKER_IMPORT
+    + "from _asyncrlm_worker import forking\nforking.put_off()\n"
+    + "from _asyncrlm_worker import template\ntemplate.main(sys.argv[2])\n"
+)
 
 
 class KilledError(SandboxLost):
