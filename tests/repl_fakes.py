@@ -147,7 +147,7 @@ class Worker:
             elif frame["t"] == "execute":
                 return frame.get("cell", 0), frame["code"]
             else:
-                assert frame["t"] == "reply", frame
+                assert frame["t"] in ("reply", "dropped"), frame
 
     async def done(self, cell: int, **fields: Any) -> None:
         await self.send(t="done", cell=cell, **fields)
@@ -169,7 +169,7 @@ class FakeEnvironment(Environment, frozen=True, kw_only=True, dict=True):
     chunk: int = 1 << 18
     direct: bool = True
     opened: list[FakeSandbox]
-    common: Settings
+    common: Settings = Settings()
 
     @property
     def settings(self) -> Settings:
@@ -208,6 +208,9 @@ class FunctionServices:
 
     def limits(self) -> dict[str, Any]:
         return {"calls": 5}
+
+    def width(self) -> int:
+        return 1
 
 
 def fake_session(

@@ -57,6 +57,7 @@ def test_one_command_measures_ours_beside_the_floors(tmp_path: Path, no_leaks: N
     assert "| d | 500 sub-calls one after another |" in done.stdout
 
 
+@pytest.mark.soak
 def test_each_client_is_measured_beside_its_sdk() -> None:
     command = [sys.executable, BENCHMARKS / "clients.py", "--quick"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -108,6 +109,7 @@ def test_the_table_goes_between_the_markers_and_nowhere_else(tmp_path: Path) -> 
     assert table.BEGIN in (BENCHMARKS / "README.md").read_text()
 
 
+@pytest.mark.soak
 def test_what_a_sandbox_costs_is_measured_in_each_place() -> None:
     command = [sys.executable, BENCHMARKS / "sandboxes.py", "--quick", "--only=local,ipython"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -17,6 +17,7 @@ from .cases import CASES, covers, scripted
 from .cases.models import SubModel, cell, submit
 from .cases.runs import run
 from .docker_engine import ours
+from .helpers import killed_at_the_end
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -89,13 +90,14 @@ anyio.run(main)
 @pytest.mark.parametrize("ended_by", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 async def test_no_container_outlives_its_host(docker: httpx.AsyncClient, ended_by: signal.Signals) -> None:
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen([sys.executable, "-c", HOST], **pipes) as host:
+    with killed_at_the_end(subprocess.Popen([sys.executable, "-c", HOST], **pipes)) as host:
         assert host.stdout is not None
         try:
             assert await anyio.to_thread.run_sync(host.stdout.readline) == b"up\n"
             assert len(await ours(docker)) == 1
         finally:
             host.send_signal(ended_by)
+        await anyio.to_thread.run_sync(host.wait, 10)
     with anyio.fail_after(10):
         while await ours(docker):
             await anyio.sleep(0.02)

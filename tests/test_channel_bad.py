@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import anyio
 import anyio.lowlevel
@@ -46,6 +47,9 @@ BAD_IN_A_CELL = {
     "a frame after the end": b'{"t":"exited"}\n{"t":"done","cell":1}\n',
     "a call after the end": b'{"t":"exited"}\n{"t":"call","id":1,"kind":"llm"}\n',
     "garbage after the end": b'{"t":"exited"}\nx\n',
+    "an answer that is no text": b'{"t":"answer","content":[1]}\n\n{"t":"done","cell":1}\n',
+    "an answer in a form of its own": b'{"t":"answer","content":{"$":"int","v":"0x1"}}\n{"t":"done","cell":1}\n',
+    "an answer that is no base64": b'{"t":"answer","content":{"$":"str","v":"?"}}\n{"t":"done","cell":1}\n',
     "too long": b"x" * 5000,
 }
 
@@ -242,3 +246,100 @@ async def test_a_flood_starves_nobody() -> None:
                 await session.execute("")
             group.cancel_scope.cancel()
     assert turns > 100_000 / channel_module.FAIR_FRAMES
+
+
+async def test_a_long_frame_is_read_in_order_and_holds_up_nobody() -> None:
+    """What is nested takes a C parser seconds, and all other threads wait for it."""
+    pairs = b"[" + b'["a",0],' * 200_000 + b"0]"
+    stalls: list[float] = []
+
+    async def script(worker: Worker) -> None:
+        await worker.hello()
+        cell, _ = await worker.cell()
+        await worker.raw(
+            b'{"t":"call","id":0,"kind":"llm","prompt":[{"role":"user","content":%s}]}\n' % pairs
+            + b'{"t":"call","id":1,"kind":"llm","prompt":"%s"}\n' % (rb"\u00e9\ud83d\ude00\n" * 50_000)
+            + b'{"t":"call","id":2,"kind":"llm","prompt":"short"}\n'
+        )
+        replies = [await worker.take() for _ in range(3)]
+        assert {reply["id"]: reply.get("kind") for reply in replies} == {0: "bad_request", 1: None, 2: None}
+        await worker.done(cell)
+        await anyio.sleep_forever()
+
+    async def neighbour() -> None:
+        while True:
+            began = time.thread_time()
+            await anyio.lowlevel.checkpoint()
+            stalls.append(time.thread_time() - began)
+
+    services = FunctionServices()
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            session, _ = fake_session(group, script, services=services)
+            async with session:
+                await session.ready()
+                group.start_soon(neighbour)
+                await session.execute("")
+            group.cancel_scope.cancel()
+    assert sorted(call.prompt for call in services.calls) == ["short", "é😀\n" * 50_000]
+    assert max(stalls) < 0.15  # seconds of this thread's own work: nothing of it was done here
+
+
+async def test_a_worker_may_have_so_many_calls_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_module, "MAX_CALLS", 5)
+
+    async def script(worker: Worker) -> None:
+        await worker.hello()
+        cell, _ = await worker.cell()
+        for number in range(6 if more else 5):
+            await worker.send(t="call", id=number, kind="llm", prompt="hang")
+        await worker.done(cell)
+        await anyio.sleep_forever()
+
+    async def answer(call: SubCall) -> str:
+        await anyio.sleep_forever()
+        return ""
+
+    for more in (False, True):
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as group:
+                session, _ = fake_session(group, script, services=FunctionServices(answer))
+                async with session:
+                    if more:
+                        with pytest.raises(ProtocolError, match="and 5 calls"):
+                            await session.execute("")
+                    else:
+                        assert (await session.execute("")).lost is None
+                group.cancel_scope.cancel()
+
+
+async def test_a_flood_of_blank_lines_and_cancels_starves_nobody() -> None:
+    turns = 0
+
+    async def script(worker: Worker) -> None:
+        await worker.hello()
+        cell, _ = await worker.cell()
+        worker.sandbox.outward.put(b'{"t":"call","id":0,"kind":"llm","prompt":"hang"}\n')
+        worker.sandbox.outward.put(b'{"t":"cancel","id":0}\n' * 20_000 + b"\n" * 4_000_000)
+        await worker.done(cell)
+        await anyio.sleep_forever()
+
+    async def answer(call: SubCall) -> str:
+        await anyio.sleep_forever()
+        return ""
+
+    async def neighbour() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await anyio.lowlevel.checkpoint()
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            session, _ = fake_session(group, script, services=FunctionServices(answer))
+            async with session:
+                await session.ready()
+                group.start_soon(neighbour)
+                await session.execute("")
+            group.cancel_scope.cancel()
+    assert turns > 20_000 / channel_module.FAIR_FRAMES + 4_000_000 / channel_module.FAIR_BYTES

@@ -52,9 +52,10 @@ async def replies_to(
         await worker.done(cell)
         while True:
             frame = await worker.take()
-            assert frame.pop("t") == "reply"
-            assert frame["id"] not in replies
-            replies[frame.pop("id")] = frame
+            assert frame["t"] == "dropped"
+            dropped = [number for first, last in frame["ids"] for number in range(first, last + 1)]
+            assert not replies.keys() & set(dropped)
+            replies.update({number: {"dropped": True} for number in dropped})
 
     outcome = None
     with anyio.fail_after(10):
@@ -136,7 +137,7 @@ async def test_cancelled_calls_stop_and_are_answered_once() -> None:
         expect=2,
     )
     cancelled = {"error": "cancelled", "kind": "cancelled"}
-    assert replies == {0: cancelled, 1: cancelled, 2: cancelled}  # the third by the end of the cell
+    assert replies == {0: cancelled, 1: cancelled, 2: {"dropped": True}}  # the third by the end of the cell
     # A call that is cancelled before its task has begun never reaches the services.
     assert set(stopped) <= {"a", "b", "c"}
 
@@ -162,7 +163,7 @@ async def test_more_calls_than_tasks_all_get_answers(monkeypatch: pytest.MonkeyP
     assert outcome.subcalls == 49
 
 
-async def test_the_end_of_a_cell_answers_calls_that_had_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_end_of_a_cell_drops_calls_without_a_frame_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_module, "MOST_TASKS", 2)
     calls = [{"kind": "llm", "prompt": "hang"} for _ in range(5)]
 
@@ -170,9 +171,11 @@ async def test_the_end_of_a_cell_answers_calls_that_had_not_begun(monkeypatch: p
         await anyio.sleep_forever()
         return ""
 
-    replies, outcome = await replies_to(calls, services=FunctionServices(answer), expect=0)
-    assert list(replies.values()) == [{"error": "cancelled", "kind": "cancelled"}] * 5
+    services = FunctionServices(answer)
+    replies, outcome = await replies_to(calls, services=services, expect=0)
+    assert list(replies.values()) == [{"dropped": True}] * 5
     assert outcome.failures == {}
+    assert len(services.calls) <= 2  # the end of the cell begins none that waited
 
 
 async def test_without_task_handles_calls_can_be_cancelled_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +264,16 @@ async def test_a_worker_that_takes_no_replies_runs_out_of_credit(direct: bool) -
             group.start_soon(link.run)
             await sandbox.outward.send(b'{"t":"ready","version":1,"python":"3"}\n')
             await link.ready.wait()
-            broker = Broker(group, link.reply, FunctionServices(), HostTools(), clock, desk=ToolDesk(), room=link.room)
+            broker = Broker(
+                group,
+                link.channel,
+                FunctionServices(),
+                HostTools(),
+                clock,
+                desk=ToolDesk(),
+                room=link.room,
+                threads=anyio.CapacityLimiter(1),
+            )
             link.begin_cell(1, "", broker)
             for number in range(200):  # each is answered at once, and its answer read
                 await sandbox.outward.send(call % number)

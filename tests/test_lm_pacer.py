@@ -53,6 +53,7 @@ def test_a_burst_larger_than_the_server_takes_loses_none_and_wastes_few(tells: b
     assert limited.wasted <= 150
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("tells", [True, False])
 async def test_a_burst_on_the_wire(tells: bool) -> None:
     limited = Limited(at_once=50, quota=200, period=1.0)

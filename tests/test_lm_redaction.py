@@ -128,7 +128,11 @@ URL_VARIABLES = {
 ALL = tuple(backend.name for backend in BACKENDS)
 
 CASES = [
-    pytest.param(loop, backend, place, id=f"{loop}-{backend.name}: {place.name}")
+    pytest.param(
+        *(loop, backend, place),
+        id=f"{loop}-{backend.name}: {place.name}",
+        marks=pytest.mark.soak if loop == "trio" else (),
+    )
     for backend in BACKENDS
     for place in PLACES
     if backend.name in (place.only or (FAMILY_NAMES if place.name not in ("api_key", "api_key of a fallback") else ALL))
@@ -285,6 +289,7 @@ async def test_what_is_refused_is_not_repeated(backend: Backend) -> None:
         assert SHOWN not in "".join(traceback.format_exception(caught.value)), kwargs
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_server_that_is_not_there_and_a_proxy_are_told_without_their_keys(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

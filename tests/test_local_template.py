@@ -106,6 +106,16 @@ async def test_a_pool_is_there_before_its_first_run(no_leaks: None) -> None:
         assert not got & set(spares)
 
 
+async def test_a_pool_can_be_made_ready_before_any_run(no_leaks: None) -> None:
+    place = LocalEnvironment(pool_size=3)
+    async with PlainScope(long_lived=True) as scope:
+        await place.prepare(scope)
+        there = set(scope.template._sandboxes)
+        assert len(there) >= 3
+        async with client(scope, place) as c:
+            assert c.sandbox in there
+
+
 async def test_without_a_pool_no_worker_is_kept_ahead(no_leaks: None) -> None:
     async with PlainScope(long_lived=True) as scope, client(scope, LocalEnvironment(pool_size=0)) as c:
         assert await c.value("print(1)") == 1

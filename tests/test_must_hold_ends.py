@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -305,7 +307,9 @@ async def _chat(rlm: AsyncRLM) -> None:
 
 async def _chat_closed(rlm: AsyncRLM) -> None:
     async with rlm.session() as chat:
-        await chat.acompletion("CTX", max_depth=0)
+        async with chat.astream("CTX", QUESTION) as events:
+            async for _ in events:
+                pass
         await chat.aclose()
     await rlm.aclose()
 
@@ -346,3 +350,23 @@ async def test_a_cancelled_task_leaves_nothing(
             assert task.cancelled() or (ended and task.exception() is None)
             await _nothing_goes_on(root, sub)
         assert [path.name for path in folder.rglob("*")] == []
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_a_loop_that_ends_while_a_template_starts_leaves_nothing(folder: Path) -> None:
+    """Nobody waits for the run, so the end of `asyncio.run` cancels all its tasks, ours too, whatever shields them."""
+
+    async def main() -> None:
+        run = asyncio.ensure_future(_tree()[0].acompletion("CTX", QUESTION))
+        while not list(folder.iterdir()):
+            await asyncio.sleep(0)
+        assert not run.done()
+
+    before = processes()
+    for _ in range(3):
+        asyncio.run(main())
+        give_up = time.monotonic() + 10
+        while processes() - before or list(folder.rglob("*")):
+            assert time.monotonic() < give_up, list(folder.rglob("*"))
+            gc.collect()
+            time.sleep(0.01)

@@ -171,7 +171,7 @@ async def test_a_dead_worker_is_told_and_replaced_with_its_contexts(raw: bytes, 
         cell, code = await worker.cell()
         loaded = {load["name"]: load["value"] for load in worker.loads}
         if code == "die":
-            await worker.send(t="answer", content={"$": "tuple", "v": [1, 2]})
+            await worker.send(t="answer", content="[1, 2]")
             worker.sandbox.printed = (Printed(head=b"last words"), Printed())
             await worker.raw(raw)
             return
@@ -189,7 +189,7 @@ async def test_a_dead_worker_is_told_and_replaced_with_its_contexts(raw: bytes, 
                 assert text in outcome.lost
                 assert outcome.stdout == "last words"
                 assert outcome.answer is not None
-                assert (outcome.answer.content, outcome.answer.value) == ("[1, 2]", (1, 2))
+                assert outcome.answer.content == "[1, 2]"
                 outcome = await session.execute("live")
                 assert outcome.lost is None
                 assert outcome.answer is None
@@ -297,11 +297,7 @@ async def test_setup_code_that_ends_the_worker_is_an_error() -> None:
         ([{"content": "a"}], "a"),
         ([{"content": "a"}, {"content": "b"}], "b"),
         ([{"content": "a"}, {"ready": False}], None),
-        ([{"content": 5}], "5"),
-        ([{"content": {"a": [1, None, True, "é"]}}], '{"a": [1, null, true, "é"]}'),
-        ([{"content": {"$": "float", "v": "nan"}}], "nan"),
-        ([{"content": {"$": "set", "v": [1]}}], "{1}"),
-        ([{"content": {"$": "lie", "v": 1}}], "{'$': 'lie', 'v': 1}"),
+        ([{"content": {"$": "str", "v": "7aCA"}}], "\ud800"),
         ([{"content": "", "empty": True}], ""),
     ],
 )

@@ -172,6 +172,25 @@ async def test_what_is_entered_while_the_scope_closes_is_left() -> None:
     assert log == ["+a", "-a"]
 
 
+async def test_what_fails_while_the_scope_closes_says_why() -> None:
+    gate, scope = anyio.Event(), ResourceScope()
+    errors: list[BaseException] = []
+
+    async def ask() -> None:
+        try:
+            await scope.shared("a", resource([], "a", fails="enter", gate=gate))
+        except Exception as error:
+            errors.append(error)
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            group.start_soon(ask)
+            await anyio.wait_all_tasks_blocked()
+            await scope.aclose()
+            gate.set()
+    assert [type(error) for error in errors] == [OSError]
+
+
 async def test_a_resource_that_hangs_is_given_up_after_the_grace() -> None:
     @asynccontextmanager
     async def hanging() -> AsyncIterator[None]:

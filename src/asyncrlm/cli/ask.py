@@ -11,6 +11,7 @@ import anyio
 import msgspec
 
 from .. import AsyncRLM, ConfigurationError, RLMChatCompletion, RLMLogger, Web
+from ..engine.groups import one_error
 from ..environments.units import parse_bytes
 from ..observe.progress import Progress
 from .exits import FAILED, USAGE, fail, say, write, write_json
@@ -103,19 +104,24 @@ def ask(
     Raises:
         RLMError: as `AsyncRLM.acompletion`.
     """
-    logger = None if log_dir is None else RLMLogger(log_dir)
-    rlm = AsyncRLM(**arguments, logger=logger)
+    rlm = AsyncRLM(**arguments, logger=_logger(log_dir))
 
     async def complete() -> RLMChatCompletion:
         if progress is None:
             return await rlm.acompletion(prompt, question, **(overrides or {}))
-        tell = Progress(brief=progress == "brief")
-        async with rlm.astream(prompt, question, **(overrides or {})) as events:
-            async for event in events:
-                tell(event)
-        if events.result is None:
+        tell = Progress(brief=progress == "brief", reasons=False)  # which is the last line of the command
+        completion: RLMChatCompletion | None = None
+        with one_error():
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(tell.keep_moving)
+                async with rlm.astream(prompt, question, **(overrides or {})) as events:
+                    async for event in events:
+                        tell(event)
+                    completion = events.result
+                tasks.cancel_scope.cancel()
+        if completion is None:
             raise RuntimeError("a run ended without a result or an error")
-        return events.result
+        return completion
 
     try:
         completion = anyio.run(complete)
@@ -124,6 +130,14 @@ def ask(
             fail(f"{name}: {problem}", USAGE)
         raise
     _show(completion, name, as_json=as_json)
+
+
+def _logger(log_dir: str | None) -> RLMLogger | None:
+    try:
+        return None if log_dir is None else RLMLogger(log_dir)
+    except ConfigurationError as error:
+        why = error.__cause__
+        fail(f"--log-dir {log_dir}: {(why.strerror if isinstance(why, OSError) else None) or error}", USAGE)
 
 
 def _show(completion: RLMChatCompletion, name: str, *, as_json: bool) -> None:

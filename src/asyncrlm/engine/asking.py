@@ -44,26 +44,10 @@ def fitting_bytes(spec: ClientSpec, request: LMRequest) -> int:
 
 
 def prompt_messages(prompt: str | list[dict[str, Any]]) -> tuple[Message, ...]:
-    """The messages that a sub-call's prompt stands for: a text is one message of the user.
-
-    Raises:
-        LMError: of kind "bad_request", if a message has content that is no text.
-    """
+    """The messages that a sub-call's prompt stands for: a text is one message of the user."""
     if isinstance(prompt, str):
         return (Message("user", prompt),)
-    return tuple(Message(str(m.get("role", "user")), _content(m.get("content", ""))) for m in prompt)
-
-
-def _content(content: Any) -> str:
-    if isinstance(content, list):  # the parts of the vendors' own form
-        return "".join(map(_part, cast("list[Any]", content)))
-    if not isinstance(content, str):
-        raise LMError(f"a message's content must be text, not {type(content).__name__}", kind="bad_request")
-    return content
-
-
-def _part(part: Any) -> str:
-    return _content(cast("dict[str, Any]", part).get("text") if isinstance(part, dict) else part)
+    return tuple(Message(str(m["role"]), m["content"]) for m in prompt)
 
 
 Send: TypeAlias = Callable[[LMRequest, str], Awaitable[LMReply]]

@@ -48,16 +48,17 @@ class Completions:
                 "this AsyncRLM is entered already: with persistent=True one `async with` at a time owns its REPL; use "
                 "rlm.session() for more conversations"
             )
-        await self._engine.acquire(long_lived=True)
+        resources = await self._engine.acquire(long_lived=True)
         self._entered += 1
-        if self.configuration.persistent:
-            self._implicit = self.conversation()
-            try:
+        try:
+            await behind_door(lambda: self.configuration.environment.prepare(resources))
+            if self.configuration.persistent:
+                self._implicit = self.conversation()
                 await self._implicit.__aenter__()
-            except BaseException:
-                self._implicit = None
-                await self.aclose()
-                raise
+        except BaseException:
+            self._implicit = None
+            await self.aclose()
+            raise
         return self
 
     async def __aexit__(

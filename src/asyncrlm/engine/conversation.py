@@ -196,3 +196,6 @@ class _Nobody:
 
     def limits(self) -> dict[str, Any]:
         return {}
+
+    def width(self) -> int:
+        return 1

@@ -55,6 +55,8 @@ class ModelDoor:
         self.ledger = ledger
         self._scope = scope
         self._replies = replies
+        self.width = gate.limit
+        """Requests that may be in flight at once."""
         self._sender = Sender(scope.shared, pacer, gate=gate, ledger=ledger, flow=flow, deadline=deadline)
         self._seen = Seen(run_id)
         self._missed: LMError | None = None

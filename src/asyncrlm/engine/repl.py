@@ -298,6 +298,9 @@ class _Asking:
     def limits(self) -> dict[str, Any]:
         return self.door.ledger.left()
 
+    def width(self) -> int:
+        return self.door.width
+
     async def _ask(self, call: SubCall, record: RLMChatCompletion) -> str:
         if self._model is None:
             raise LMError("this Repl has no model to ask: give it one as `lm=`", kind="not_found")

@@ -50,6 +50,10 @@ class RunServices:
         """What is left: money in USD, tokens, sub-calls, seconds; None where there is no limit."""
         return self._tree.left()
 
+    def width(self) -> int:
+        """Requests of the tree that may be in flight."""
+        return self._tree.gate.limit
+
     async def llm(self, call: SubCall) -> str:
         """One plain completion of a sub-model."""
         return await self._observed(call, lambda: self._tree.router.sub(self._depth + 1, call.model), self._ask)

@@ -9,6 +9,8 @@ import os
 import socket
 import subprocess
 import tempfile
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -132,10 +134,7 @@ class Process:
     async def stop(self) -> None:
         """Hang up and wait until the process, all workers and its folder are gone. Cancelled, it kills the process."""
         anyio.notify_closing(self.control)
-        # A forked child of the host has a copy of this end, so that closing ours alone would not hang up.
-        with contextlib.suppress(OSError):
-            self.control.shutdown(socket.SHUT_RDWR)
-        self.control.close()
+        self._hang_up()
         try:
             with anyio.move_on_after(STOP_LIMIT):
                 await self._gone()
@@ -148,6 +147,23 @@ class Process:
         # It removes its home itself, unless it was killed; then its wardens, who hold the lock too, are ending.
         with anyio.move_on_after(STOP_LIMIT):
             await anyio.to_thread.run_sync(self._remove_home, abandon_on_cancel=True, limiter=self._threads)
+
+    def abandon(self) -> None:
+        """As `stop`, for a process that no task waits for; blocks."""
+        self._hang_up()
+        try:
+            self._popen.wait(STOP_LIMIT)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            self._popen.wait()
+        os.close(self._pidfd)
+        self._remove_home()
+
+    def _hang_up(self) -> None:
+        # A forked child of the host has a copy of this end, so that closing ours alone would not hang up.
+        with contextlib.suppress(OSError):
+            self.control.shutdown(socket.SHUT_RDWR)
+        self.control.close()
 
     async def _gone(self) -> None:
         while self._popen.poll() is None:
@@ -168,6 +184,41 @@ class Process:
             finally:
                 os.close(lock)
         remove_tree(self.home, last="lock")
+
+
+class Start:
+    """A process that is being started in a thread, which ends it where no task waits for it any more.
+
+    No shield holds a task that `asyncio.run` cancels at its end.
+    """
+
+    def __init__(self, start: Callable[[], Process]) -> None:
+        self._start = start
+        self._lock = threading.Lock()
+        self._process: Process | None = None
+        self._abandoned = False
+
+    def run(self) -> None:
+        """Start it; in a thread."""
+        process = self._start()
+        with self._lock:
+            if not self._abandoned:
+                self._process = process
+                return
+        process.abandon()
+
+    @property
+    def process(self) -> Process:
+        """Once `run` has returned."""
+        if self._process is None:
+            raise RuntimeError("it was not started")
+        return self._process
+
+    def abandon(self) -> Process | None:
+        """Nobody waits for it any more. Returns what is to be stopped, if it is there already."""
+        with self._lock:
+            self._abandoned = True
+            return self._process
 
 
 def make_home() -> tuple[Path, int]:

@@ -8,6 +8,7 @@ import resource
 import secrets
 import socket
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -19,7 +20,7 @@ from .. import repl
 from ..errors import SandboxLost
 from .local_order import SPARES
 from .local_output import open_pipes
-from .local_process import STOP_LIMIT, KilledError, Process
+from .local_process import STOP_LIMIT, KilledError, Process, Start
 from .local_sandbox import LocalSandbox
 
 if TYPE_CHECKING:
@@ -113,18 +114,18 @@ class LocalTemplate:
             return self._process
 
     async def _started(self) -> Process:
-        process: Process | None = None
-        # In a shield: a thread's result that nobody takes would be a process that nobody stops.
-        with anyio.CancelScope(shield=True):
-            process = await anyio.to_thread.run_sync(Process, *self._arguments, limiter=self._threads)
-        assert process is not None  # noqa: S101 - a shielded scope lets every exception through
+        start = Start(partial(Process, *self._arguments))
         try:
-            self._facts = await process.hello()
+            with anyio.CancelScope(shield=True):  # or the thread would have to end what it starts
+                await anyio.to_thread.run_sync(start.run, limiter=self._threads)
+            self._facts = await start.process.hello()
             self.orders.clear()
         except BaseException:
-            await _stop(process)
+            process = start.abandon()
+            if process is not None:
+                await _stop(process)
             raise
-        return process
+        return start.process
 
     async def _replace(self, dead: Process) -> None:
         if self._process is dead:

@@ -111,7 +111,7 @@ class Connection:
 
     @asynccontextmanager
     async def _opened(self, said: Said) -> AsyncGenerator[Any]:
-        module = await anyio.to_thread.run_sync(sdk)
+        module = await anyio.to_thread.run_sync(sdk, abandon_on_cancel=True)
         async with (
             streams(self._server, said) as transport,
             module.Client(transport) as client,

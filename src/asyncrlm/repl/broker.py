@@ -4,29 +4,39 @@ from __future__ import annotations
 
 import math
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Coroutine
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
+import anyio.to_thread
 from msgspec import Struct, field
 
 from ..errors import LimitError, LMError, ProtocolError, RLMError
+from .channel import Channel
 from .clock import CellClock
+from .framing import LARGE
 from .messages import Call, Cancel, Reply
-from .raised import innermost
+from .raised import innermost, said
 from .room import Room
 from .shelf import PASSED
 from .tool_desk import ToolDesk, ToolFailure
 from .tools import HostTools
 from .worker import codec
 
+T = TypeVar("T")
+
 PERMANENT = frozenset({"authentication", "permission", "unknown_model", "not_found", "quota"})
 """Kinds of failure that asking again does not mend."""
 ENOUGH = 3
 """The same permanent failure so many times in a cell raises in it, whatever `on_subcall_error` says."""
-MOST_TASKS = 16_384
-"""Calls served at once; what a worker's credit allows beyond that waits as frames, which are much smaller."""
+MOST_TASKS = 2_048
+"""Calls of one model or tool served at once, unless more requests may be in flight. What a worker may have
+unanswered beyond waits as frames, which are much smaller: every garbage collection walks all that a task holds."""
+SLICE = 4_096
+"""Calls dropped in a row before other tasks get their turn."""
 
 
 class SubCall(Struct, frozen=True):
@@ -58,6 +68,10 @@ class Services(Protocol):
         """What `SHOW_LIMITS()` tells."""
         ...
 
+    def width(self) -> int:
+        """Requests that may be in flight at once."""
+        ...
+
 
 class ToolRecord(Struct, frozen=True):
     """One call of a host callable."""
@@ -77,6 +91,16 @@ class _Cancellable(Protocol):
     def cancel(self) -> None: ...
 
 
+class _Lane:
+    """The calls of one model or tool: those that wait for it don't keep others from theirs."""
+
+    __slots__ = ("tasks", "waiting")
+
+    def __init__(self) -> None:
+        self.tasks = 0
+        self.waiting: OrderedDict[int, Call] = OrderedDict()  # those that have no task yet, in order
+
+
 class Broker:
     """The calls of one cell.
 
@@ -86,13 +110,14 @@ class Broker:
     def __init__(
         self,
         group: anyio.abc.TaskGroup,
-        reply: Callable[[Reply], int],
+        channel: Channel,
         services: Services,
         tools: HostTools,
         clock: CellClock,
         *,
         desk: ToolDesk,
         room: Room,
+        threads: anyio.CapacityLimiter,
         files: Callable[[Any, list[Any]], Awaitable[Any]] | None = None,
         retired: Collection[str] = (),
         hidden: Collection[str] = (),
@@ -103,12 +128,13 @@ class Broker:
         self.failures: dict[str, int] = {}
         """Kind → how many of them failed that way."""
         self._group = group
-        self._reply = reply
+        self._channel = channel
         self._services = services
         self._tools = tools
         self._clock = clock
         self._desk = desk
         self._room = room
+        self._threads = threads
         self._files = files
         self._retired = retired
         self._hidden = hidden
@@ -116,9 +142,11 @@ class Broker:
         # anyio before 4.14 gives no handle to a task; there each call has a cancel scope of its own.
         self._create_task: Callable[[Coroutine[Any, Any, None]], _Cancellable] | None
         self._create_task = getattr(group, "create_task", None)
-        self._open: dict[int, _Cancellable | None] = {}  # every call taken and not replied; None while it waits
-        self._waiting: dict[int, Call] = {}  # those of `_open` that have no task yet, in order
-        self._tasks = 0
+        self._most_tasks = max(MOST_TASKS, 2 * services.width())
+        self._lanes: dict[tuple[str, str | None], _Lane] = {}
+        self._open: dict[int, _Cancellable | _Lane] = {}  # every call taken and not replied; its lane while it waits
+        self._unwanted: set[int] = set()  # those of `_open` that the cell no longer waits for
+        self._over = False  # the cell is: what has no answer yet gets none
         self._answer = {"llm": self._answer_subcall, "rlm": self._answer_subcall, "tool": self._answer_tool}
         if files is not None:
             self._answer["file"] = self._answer_file
@@ -130,7 +158,7 @@ class Broker:
             ProtocolError: if there is no such kind of call.
         """
         if call.kind == "limits":
-            self._reply(self._limits(call))
+            self._channel.reply(self._limits(call))
             return
         if call.kind not in self._answer:
             raise ProtocolError(f"the worker made a call of the unknown kind {call.kind[:40]!r}")
@@ -138,41 +166,50 @@ class Broker:
             raise ProtocolError(f"the worker called the unknown tool {str(call.name)[:40]!r}")
         if not self._open:
             self._clock.pause()
-        self._open[call.id] = None
-        if self._tasks < MOST_TASKS:
-            self._start(call)
+        of = (call.kind, call.model or call.name)
+        lane = self._lanes.get(of) or self._lanes.setdefault(of, _Lane())
+        if lane.tasks < self._most_tasks and not self._over:
+            self._start(call, lane)
         else:
-            self._waiting[call.id] = call
+            self._open[call.id] = lane
+            lane.waiting[call.id] = call
 
     def _is_tool(self, name: str | None) -> bool:
         return (name in self._tools.names and name not in self._hidden) or name in self._retired
 
     def cancel(self, frame: Cancel) -> None:
         """The cell no longer waits for this call."""
-        if self._waiting.pop(frame.id, None) is not None:
+        task = self._open.get(frame.id)
+        if isinstance(task, _Lane):
+            del task.waiting[frame.id]
             self._settle(_cancelled(frame.id))
-        elif (task := self._open.get(frame.id)) is not None:
+        elif task is not None and frame.id not in self._unwanted:
+            self._unwanted.add(frame.id)
             task.cancel()
 
-    def finish(self) -> None:
-        """Answer what the end of the cell cut off before it had begun. To be called once the group is left."""
-        self._waiting.clear()
-        for number in list(self._open):
-            self._settle(_cancelled(number))
+    async def finish(self) -> None:
+        """Drop what the end of the cell cut off. To be called once the group is left."""
+        self._over = True
+        self._lanes.clear()
+        numbers = sorted(self._open)
+        for start in range(0, len(numbers), SLICE):
+            self._channel.drop(numbers[start : start + SLICE])
+            await anyio.lowlevel.cancel_shielded_checkpoint()
+        self._open.clear()
 
-    def _start(self, call: Call) -> None:
-        self._tasks += 1
+    def _start(self, call: Call, lane: _Lane) -> None:
+        lane.tasks += 1
         if self._create_task is not None:
-            self._open[call.id] = self._create_task(self._serve(call))
+            self._open[call.id] = self._create_task(self._serve(call, lane))
         else:
             scope = self._open[call.id] = anyio.CancelScope()
-            self._group.start_soon(self._serve_within, scope, call)
+            self._group.start_soon(self._serve_within, scope, call, lane)
 
-    async def _serve_within(self, scope: anyio.CancelScope, call: Call) -> None:
+    async def _serve_within(self, scope: anyio.CancelScope, call: Call, lane: _Lane) -> None:
         with scope:
-            await self._serve(call)
+            await self._serve(call, lane)
 
-    async def _serve(self, call: Call) -> None:
+    async def _serve(self, call: Call, lane: _Lane) -> None:
         reply = None
         began = time.perf_counter()
         try:
@@ -180,22 +217,25 @@ class Broker:
         except anyio.get_cancelled_exc_class():
             # asyncio's cancellation also comes out of awaiting a cancelled future. Here it would end the whole cell.
             if anyio.current_effective_deadline() == -math.inf:
+                self._over = self._over or call.id not in self._unwanted  # else by the cell, this call alone
                 raise
         finally:
             # Also when something that is neither an answer nor an error came out: the cell must not wait for ever.
-            self._tasks -= 1
+            lane.tasks -= 1
+            dead = reply is None and self._over
             reply = reply or _cancelled(call.id)
-            size = self._settle(reply)
-            if self._waiting:
-                self._start(self._waiting.pop(next(iter(self._waiting))))
+            size = 0 if dead else self._settle(reply)
+            if lane.waiting and not self._over:
+                self._start(lane.waiting.popitem(last=False)[1], lane)
             if call.kind == "tool":
                 self._tool_served(call, reply, size, time.perf_counter() - began)
 
     def _settle(self, reply: Reply) -> int:
         del self._open[reply.id]
+        self._unwanted.discard(reply.id)
         if not self._open:
             self._clock.resume()
-        return self._reply(reply)
+        return self._channel.reply(reply)
 
     def _limits(self, call: Call) -> Reply:
         try:
@@ -208,16 +248,21 @@ class Broker:
     async def _answer_subcall(self, call: Call) -> Reply:
         self.subcalls += 1
         try:
-            prompt = call.prompt
-            if type(prompt) is not str:
-                prompt = check_prompt(codec.decode(prompt))
-            schema = None if call.schema is None else codec.decode(call.schema)
+            prompt, schema = call.prompt, call.schema
+            if type(prompt) is not str or schema is not None:
+                prompt, schema = await self._read(call, _asked_for)
             kind = cast("Literal['llm', 'rlm']", call.kind)
             serve = self._services.llm if kind == "llm" else self._services.rlm
             text = await serve(SubCall(kind, prompt, call.model, schema, call.group, call.id))
             return Reply(id=call.id, value=codec.encode(text))
         except Exception as error:  # noqa: BLE001 -- a failed call fails its slot in the cell, nothing else
             return self._failed(call, error)
+
+    async def _read(self, call: Call, read: Callable[[Call], T]) -> T:
+        """What `read` makes of a call; one that came in a long frame is not read on the event loop."""
+        if self._channel.size_of(call.id) <= LARGE:
+            return read(call)
+        return await anyio.to_thread.run_sync(read, call, abandon_on_cancel=True, limiter=self._threads)
 
     def _failed(self, call: Call, raised: Exception) -> Reply:
         error = innermost(raised)
@@ -238,11 +283,12 @@ class Broker:
         if call.name not in self._tools.names or call.name in self._hidden:
             gone = f"{call.name} was a tool of an earlier completion and is none of this one"
             return Reply(id=call.id, error=gone, kind="NameError", raises=True)
-        asked = self._tools, call.name or "", call.args, call.kwargs
+        asked = self._tools, call.name or "", call.args or [], call.kwargs or {}
+        aside = self._threads if self._channel.size_of(call.id) > LARGE else None
         try:
-            await self._desk.admit(*asked)
+            await self._desk.admit(*asked, aside=aside)
             async with self._room.place(asked[1]):
-                value = await self._desk.call(*asked)
+                value = await self._desk.call(*asked, aside=aside)
         except ToolFailure as failure:
             return Reply(id=call.id, error=str(failure), kind=failure.kind, raises=True)
         return Reply(id=call.id, value=value)
@@ -253,7 +299,7 @@ class Broker:
             self._room.learn(name, size)
         if self._on_tool is not None:
             error = None if reply.error is None else f"{reply.kind}: {reply.error}"
-            self._on_tool(ToolRecord(name, error, size, seconds, call.args, call.kwargs))
+            self._on_tool(ToolRecord(name, error, size, seconds, call.args or [], call.kwargs or {}))
 
     # ---- files -------------------------------------------------------------------------------------------------------
 
@@ -261,7 +307,7 @@ class Broker:
         try:
             if self._files is None:
                 raise ValueError("there are no files")
-            value = await self._files(call.name, codec.decode(call.args))
+            value = await self._files(call.name, codec.decode(call.args or []))
             if value is PASSED:
                 return Reply(id=call.id, descriptor=True)
             return Reply(id=call.id, value=codec.encode(value))
@@ -271,6 +317,14 @@ class Broker:
 
 def _cancelled(number: int) -> Reply:
     return Reply(id=number, error="cancelled", kind="cancelled")
+
+
+def _asked_for(call: Call) -> tuple[str | list[dict[str, Any]], Any]:
+    """Prompt and schema of a call."""
+    prompt = check_prompt(codec.decode(call.prompt))
+    if call.kind == "llm" and not isinstance(prompt, str):
+        prompt = [{**message, "content": _text(message["content"], number)} for number, message in enumerate(prompt)]
+    return prompt, None if call.schema is None else codec.decode(call.schema)
 
 
 def check_prompt(prompt: Any) -> str | list[dict[str, Any]]:
@@ -290,9 +344,29 @@ def check_prompt(prompt: Any) -> str | list[dict[str, Any]]:
     raise LMError(text, kind="bad_request")
 
 
+def _text(content: Any, number: int) -> str:
+    """The content of a message as a text: its parts may be lists of texts, as in the vendors' own form."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        what = type(content).__name__
+        raise LMError(f"the content of message {number} must be text, not {what}", kind="bad_request")
+    return "".join([_part(part, number) for part in cast("list[Any]", content)])
+
+
+def _part(part: Any, number: int) -> str:
+    kind = type(part).__name__
+    if isinstance(part, dict):
+        fields = cast("dict[Any, Any]", part)
+        part, kind = fields.get("text"), str(fields.get("type", kind))[:40]
+    if not isinstance(part, str):
+        raise LMError(f"the content of message {number} has a part that is no text ({kind})", kind="bad_request")
+    return part
+
+
 def describe_error(error: BaseException) -> str:
     """What a cell reads of an error of the host: its text, never its traceback."""
-    text = (error.message if isinstance(error, LMError) else str(error)).strip()
+    text = (error.message if isinstance(error, LMError) else said(error)).strip()
     if isinstance(error, RLMError) and text:
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -14,24 +14,27 @@ Phases and what a worker may send in each (anything else is a `ProtocolError`):
 
 from __future__ import annotations
 
-import json
+import functools
 from collections import deque
 from collections.abc import Callable
 from typing import Literal, Protocol
 
 import anyio
 import anyio.lowlevel
-import msgspec
+import anyio.to_thread
 
 from ..errors import ProtocolError
+from .framing import LARGE, FrameParser, decode_frame, decode_large, encode_frame
 from .messages import (
     CREDIT,
+    MAX_CALLS,
     MAX_FRAME,
     PROTOCOL_VERSION,
     Answer,
     Call,
     Cancel,
     Done,
+    Dropped,
     Exited,
     FromWorker,
     Loaded,
@@ -51,53 +54,8 @@ GARBAGE_GRACE = 1.0
 """Seconds in which `exited` must follow a line that is no frame; a worker killed while it writes leaves such a line."""
 END_GRACE = 1.0
 """Seconds in which the stream ends after `exited`; some vendors' streams never do."""
-MAX_OUTSTANDING = 1_000_000
-"""Calls without a reply; each costs the host more than its bytes."""
 
 Phase = Literal["starting", "idle", "loading", "cell", "closed"]
-
-_decode_frame = msgspec.json.Decoder(FromWorker).decode
-_encode_json = msgspec.json.Encoder().encode
-
-
-def encode_frame(frame: ToWorker) -> bytes:
-    """One line of ASCII JSON. Text that is no valid UTF-8 is escaped as JSON allows."""
-    try:
-        data = _encode_json(frame)
-    except (UnicodeEncodeError, OverflowError):
-        data = b"\xff"
-    if not data.isascii():
-        data = json.dumps(msgspec.to_builtins(frame), separators=(",", ":")).encode("ascii")
-    return data + b"\n"
-
-
-class FrameParser:
-    """Cuts a stream into lines; takes any chunking, skips blank lines, drops spaces around a frame.
-
-    Linear: each byte is copied into the partial line at most once, and out of it once.
-    """
-
-    def __init__(self, limit: int = MAX_FRAME) -> None:
-        self._limit = limit
-        self._partial = bytearray()
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """The lines that `data` completes.
-
-        Raises:
-            ProtocolError: if a line is longer than the limit, complete or not.
-        """
-        lines = data.split(b"\n")
-        rest = lines.pop()
-        if lines and self._partial:
-            self._partial += lines[0]
-            lines[0] = bytes(self._partial)
-            self._partial = bytearray()
-        if rest:
-            self._partial += rest
-        if len(self._partial) > self._limit or any(len(line) > self._limit for line in lines):
-            raise ProtocolError(f"the worker sent a frame of more than {self._limit:,} bytes")
-        return [stripped for line in lines if (stripped := line.strip())]
 
 
 class Receiver(Protocol):
@@ -116,12 +74,19 @@ class Channel:
     """The frames of one worker. `read` and `write` each run in a task of their own for as long as the worker lives."""
 
     def __init__(
-        self, sandbox: Sandbox, receiver: Receiver, *, credit: int = CREDIT, max_frame: int = MAX_FRAME
+        self,
+        sandbox: Sandbox,
+        receiver: Receiver,
+        *,
+        credit: int = CREDIT,
+        max_frame: int = MAX_FRAME,
+        threads: anyio.CapacityLimiter | None = None,
     ) -> None:
         self._sandbox = sandbox
         self._receiver = receiver
         self._credit = credit
         self._max_frame = max_frame
+        self._threads = threads
         self._parser = FrameParser(max_frame)
         self._phase: Phase = "starting"
         self._expected = 0  # the id of the load or the number of the cell that the phase is about
@@ -212,6 +177,22 @@ class Channel:
             self._leaving.append(reply.id)
         return len(data)
 
+    def size_of(self, number: int) -> int:
+        """Bytes of the frame of a call that has no reply yet."""
+        return self._outstanding.get(number, 0)
+
+    def drop(self, numbers: list[int]) -> None:
+        """These calls, in rising order, get no reply: their cell is over. Tells the worker so once."""
+        rows: list[tuple[int, int]] = []
+        for number in numbers:
+            self._credit_back(number)
+            if rows and rows[-1][1] == number - 1:
+                rows[-1] = (rows[-1][0], number)
+            else:
+                rows.append((number, number))
+        if rows:
+            self._post(encode_frame(Dropped(ids=rows)), at_once=True)
+
     def _credit_back(self, number: int) -> None:
         self._owed -= self._outstanding.pop(number)
 
@@ -288,10 +269,16 @@ class Channel:
         while (data := await self._receive()) is not None:
             if self._phase == "closed":
                 continue
-            for line in self._parser.feed(data):
-                self._take(line)
-                frames += 1
-                if frames % FAIR_FRAMES == 0:
+            for start in range(0, len(data), FAIR_BYTES):
+                for line in self._parser.feed(data[start : start + FAIR_BYTES]):
+                    if len(line) > LARGE:
+                        await self._take_large(line)
+                    else:
+                        self._take(line)
+                    frames += 1
+                    if frames % FAIR_FRAMES == 0:
+                        await anyio.lowlevel.checkpoint()
+                if start:
                     await anyio.lowlevel.checkpoint()
             unfair += len(data)
             if unfair >= FAIR_BYTES:
@@ -315,23 +302,42 @@ class Channel:
             return None
         raise ProtocolError(self._garbage)
 
-    def _take(self, line: bytes) -> None:
+    def _take(self, line: bytes | bytearray) -> None:
         if self._phase == "closed":
             return
         try:
-            frame = _decode_frame(line)
+            frame = decode_frame(line)
         except (ValueError, RecursionError) as error:
-            if self._garbage is None and self._exit is None:
-                # Not yet an error: a worker killed in the middle of a frame leaves a cut line before `exited`.
-                self._garbage = f"the worker sent what is no frame: {error} in {line[:60]!r}"
-                return
-            raise ProtocolError(self._garbage or "the worker sent what is no frame after its end") from None
+            self._no_frame(line, str(error))
+        else:
+            self._on_frame(frame, len(line))
+
+    async def _take_large(self, line: bytes | bytearray) -> None:
+        read = functools.partial(decode_large, line, self._is_closed)
+        frame = await anyio.to_thread.run_sync(read, abandon_on_cancel=True, limiter=self._threads)
+        if frame is None or self._is_closed():
+            return
+        if isinstance(frame, str):
+            self._no_frame(line, frame)
+        else:
+            self._on_frame(frame, len(line))
+
+    def _is_closed(self) -> bool:
+        return self._phase == "closed"
+
+    def _no_frame(self, line: bytes | bytearray, error: str) -> None:
+        if self._garbage is not None or self._exit is not None:
+            raise ProtocolError(self._garbage or "the worker sent what is no frame after its end")
+        # Not yet an error: a worker killed in the middle of a frame leaves a cut line before `exited`.
+        self._garbage = f"the worker sent what is no frame: {error} in {bytes(line[:60])!r}"
+
+    def _on_frame(self, frame: FromWorker, size: int) -> None:
         if isinstance(frame, Exited):
             self._exit = Exit(status=frame.status, reason=frame.reason[:1000])
         elif self._garbage is not None and not isinstance(frame, Output):  # which a keeper sends before `exited`
             raise ProtocolError(self._garbage)
         elif isinstance(frame, Call):
-            self._on_call(frame, len(line) + 1)
+            self._on_call(frame, size + 1)
         else:
             self._on_other(frame)
 
@@ -340,8 +346,10 @@ class Channel:
             raise self._out_of_phase("call")
         if frame.id in self._outstanding:
             raise ProtocolError(f"the worker used the id {frame.id} for two calls at once")
-        if self._outstanding and (self._owed + size > self._credit or len(self._outstanding) >= MAX_OUTSTANDING):
-            raise ProtocolError(f"the worker went beyond its credit of {self._credit:,} bytes of calls")
+        if self._outstanding and (self._owed + size > self._credit or len(self._outstanding) >= MAX_CALLS):
+            raise ProtocolError(
+                f"the worker went beyond its credit of {self._credit:,} bytes of calls and {MAX_CALLS:,} calls"
+            )
         self._outstanding[frame.id] = size
         self._owed += size
         self._highest = max(self._highest, frame.id)

@@ -26,7 +26,6 @@ from .messages import (
     Loaded,
     Output,
     Ready,
-    Reply,
 )
 from .room import Room
 from .sandbox import Exit, Printed, Report, Sandbox
@@ -36,8 +35,6 @@ START_TIMEOUT = 60.0
 """Seconds a worker has to say `ready`."""
 MAX_CODE = MAX_FRAME // 12 - 1000
 """Characters of a cell: each takes at most 12 bytes of a frame."""
-MOST_VARIABLES = 200
-"""Variables that `done` may name."""
 MAX_ERROR = 65_536
 """Characters kept of a traceback, half of them its head and half its tail; `raise ValueError(context)` is possible."""
 CLOSE_GRACE = 10.0
@@ -47,10 +44,12 @@ CLOSE_GRACE = 10.0
 class Link:
     """A worker's life, from an open sandbox to a closed one. `run` is that life, in a task of its own."""
 
-    def __init__(self, sandbox: Sandbox, tell: Tell | None = None) -> None:
+    def __init__(
+        self, sandbox: Sandbox, tell: Tell | None = None, threads: anyio.CapacityLimiter | None = None
+    ) -> None:
         self.sandbox = sandbox
         self._uploads = Uploads(sandbox, tell)
-        self.channel = Channel(sandbox, self)
+        self.channel = Channel(sandbox, self, threads=threads)
         self.room = Room(lambda: self.channel.unsent)
         """Of tools' results on their way to the worker."""
         self.channel.on_sent = self.room.look
@@ -262,9 +261,6 @@ class Link:
         self.channel.begin_cell(number)
         self.channel.send(Execute(cell=number, code=code))
 
-    def reply(self, reply: Reply) -> int:
-        return self.channel.reply(reply)
-
     # ---- frames ------------------------------------------------------------------------------------------------------
 
     def on_ready(self, frame: Ready) -> None:
@@ -290,11 +286,9 @@ class Link:
 
     def on_answer(self, frame: Answer) -> None:
         self.answer = frame if frame.ready else None
-        self.draft = frame.content if isinstance(frame.content, str) and not frame.ready else ""
+        self.draft = "" if frame.ready else frame.text
 
     def on_done(self, frame: Done) -> None:
-        if len(frame.variables) > MOST_VARIABLES or len(frame.values) > MOST_VARIABLES:
-            raise ProtocolError(f"the worker named more than {MOST_VARIABLES} variables")
         if frame.error is not None:
             frame.error.type = clip(frame.error.type, MAX_ERROR)
             frame.error.message = clip(frame.error.message, MAX_ERROR)

@@ -10,11 +10,15 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType, field
 
+from .worker import codec
+
 PROTOCOL_VERSION = 1
 MAX_FRAME = 64 * 1024 * 1024
 """Longest frame a worker may send, in bytes."""
 CREDIT = 128 * 1024 * 1024
 """Bytes of call frames a worker may have unanswered; the reply to a call gives its bytes back."""
+MAX_CALLS = 65_536
+"""Calls a worker may have unanswered, whatever their bytes: each costs the host more than those."""
 
 Value = Any
 """JSON with the tags of `worker/codec.py`."""
@@ -32,6 +36,7 @@ class Init(_Frame, tag="init"):
 
     version: int = PROTOCOL_VERSION
     credit: int = CREDIT
+    calls: int = MAX_CALLS
     raise_errors: bool = False
     """`on_subcall_error="raise"`: a failed sub-call raises SubcallError in the cell."""
     show_values: bool = False
@@ -87,6 +92,13 @@ class Reply(_Frame, tag="reply"):
     """Raise in the cell whatever `raise_errors` says (a permanent failure met again and again, a tool's exception)."""
 
 
+class Dropped(_Frame, tag="dropped"):
+    """These calls get no reply: they were cut off with their cell."""
+
+    ids: list[tuple[int, int]]
+    """First and last of each row of them."""
+
+
 class Interrupt(_Frame, tag="interrupt"):
     """For a keeper only: stop the cell."""
 
@@ -113,7 +125,7 @@ class Loaded(_Frame, tag="loaded"):
     error: str | None = None
 
 
-class Call(_Frame, tag="call"):
+class Call(_Frame, tag="call", gc=False):
     """A cell asks the host: one frame an item; the items of a batch share a `group`.
 
     `kind` "llm" and "rlm" use `prompt`, `model`, `schema`; "tool" uses `name`, `args`, `kwargs`; "file", about a file
@@ -127,8 +139,8 @@ class Call(_Frame, tag="call"):
     model: str | None = None
     schema: Value = None
     name: str | None = None
-    args: list[Value] = field(default_factory=list[Value])
-    kwargs: dict[str, Value] = field(default_factory=dict[str, Value])
+    args: list[Value] | None = None
+    kwargs: dict[str, Value] | None = None
 
 
 class Cancel(_Frame, tag="cancel"):
@@ -137,18 +149,35 @@ class Cancel(_Frame, tag="cancel"):
     id: int
 
 
+class OddText(Struct, tag_field="$", tag="str", forbid_unknown_fields=True):
+    """A text that is no valid Unicode, as `worker/codec.py` encodes it."""
+
+    v: str
+
+
 class Answer(_Frame, tag="answer"):
     """`answer` became ready, or changed while ready, or stopped being ready (then without content).
 
     At the end of a cell, the content of one that is not ready comes too, where it has changed.
 
-    `content` is what the caller gets as text: a str as it is, any other value as JSON where it has a JSON form, else
+    `content` is the text that the caller gets: a str as it is, any other value as JSON where it has a JSON form, else
     as `str(value)`. `empty` is true for content the loop must refuse ("" , None or blank).
     """
 
     ready: bool = True
-    content: Value = None
+    content: str | OddText = ""
     empty: bool = False
+
+    @property
+    def text(self) -> str:
+        """The content as a str.
+
+        Raises:
+            ValueError: if it can't be read.
+        """
+        if not isinstance(self.content, str):
+            self.content = str(codec.decode({"$": "str", "v": self.content.v}))
+        return self.content
 
 
 class CellError(Struct, kw_only=True, omit_defaults=True):
@@ -189,4 +218,4 @@ class Exited(_Frame, tag="exited"):
 
 
 FromWorker = Ready | Loaded | Call | Cancel | Answer | Done | Output | Exited
-ToWorker = Init | Load | Execute | Reply | Interrupt | Close
+ToWorker = Init | Load | Execute | Reply | Dropped | Interrupt | Close

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from msgspec import Struct, field
 
 from .broker import Broker
 from .clock import Verdict
 from .link import Link
 from .messages import Answer, CellError
-from .worker import codec
-from .worker.answer import to_text
 
 
 class SubmittedAnswer(Struct, frozen=True):
@@ -19,8 +15,6 @@ class SubmittedAnswer(Struct, frozen=True):
 
     content: str
     """The text that a caller gets."""
-    value: Any
-    """The content itself."""
     empty: bool
     """Whether it is no answer at all: "", None or blank."""
 
@@ -49,11 +43,7 @@ class CellOutcome(Struct, kw_only=True):
 
 def submitted(answer: Answer) -> SubmittedAnswer:
     """A ready `answer` as the engine reads it."""
-    try:
-        value = codec.decode(answer.content)
-    except ValueError:
-        value = str(answer.content)
-    return SubmittedAnswer(content=to_text(value), value=value, empty=answer.empty)
+    return SubmittedAnswer(content=answer.text, empty=answer.empty)
 
 
 def outcome_of(

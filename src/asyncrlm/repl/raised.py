@@ -13,3 +13,13 @@ def innermost(error: BaseException) -> BaseException:
             break
         error = members[0]
     return cast("BaseException", error)
+
+
+def said(error: BaseException) -> str:
+    """The text of an exception, whose `str()` may raise anything."""
+    try:
+        return str(error)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as broken:  # noqa: BLE001 -- an exception without a text is still one to report
+        return f"(its text can't be had: {type(broken).__name__})"

@@ -87,7 +87,7 @@ class ResourceScope:
             manager = factory()
             value = await manager.__aenter__()
         except BaseException as error:
-            del self._entries[key]
+            self._entries.pop(key, None)  # `aclose` may have forgotten it meanwhile
             if isinstance(error, Exception):
                 entry.error = error
             raise

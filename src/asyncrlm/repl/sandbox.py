@@ -195,6 +195,9 @@ class Environment(Settings, frozen=True, kw_only=True, dict=True):
             ConfigurationError: if that is not installed.
         """
 
+    async def prepare(self, scope: Scope) -> None:
+        """Start what runs are not to wait for, when an `AsyncRLM` is entered; raises as `open` does."""
+
     async def open(self, scope: Scope) -> Sandbox:
         """Start a worker. Returns before it said `ready`.
 

@@ -265,12 +265,13 @@ class Session:
         group = anyio.create_task_group()
         broker = Broker(
             group,
-            link.reply,
+            link.channel,
             self._services,
             self._tools,
             clock,
             desk=self._desk,
             room=link.room,
+            threads=self._threads,
             files=lambda key, question: self._shelf.answer(key, question, link.hand_over),
             retired=self._retired,
             hidden=link.hidden,
@@ -290,7 +291,7 @@ class Session:
                 finally:
                     group.cancel_scope.cancel()
         finally:
-            broker.finish()
+            await broker.finish()
             link.broker = None
         if isinstance(link.failure, RLMError) and link.done is None:
             link.told = True
@@ -369,7 +370,7 @@ class Session:
     async def _start_once(self) -> Link:
         group = self._entered()
         began = time.monotonic()
-        link = self._link = Link(await self._environment.open(self._scope), self._told)
+        link = self._link = Link(await self._environment.open(self._scope), self._told, self._threads)
         group.start_soon(link.run)
         try:
             await link.start(self._init)

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import anyio
+import anyio.to_thread
 from msgspec import UNSET
 
 from ..caught import is_ctrl_c, is_own
@@ -60,14 +61,24 @@ class ToolDesk:
         self._approve = approve
         self._limiter = anyio.CapacityLimiter(TOOL_THREADS)
 
-    async def admit(self, tools: HostTools, name: str, args: list[Any], kwargs: dict[str, Any]) -> None:
+    async def admit(
+        self,
+        tools: HostTools,
+        name: str,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        *,
+        aside: anyio.CapacityLimiter | None = None,
+    ) -> None:
         """Have a call approved and counted, before anything else is done for it.
+
+        `aside`: for arguments that are large, of the threads to read them in.
 
         Raises:
             ToolFailure: if it may not be made.
         """
         if self._approve is not None:
-            positional, named = _decoded(name, args, kwargs)
+            positional, named = await _read(name, args, kwargs, aside)
             reason = await self._approve(name, positional, named)
             if reason is not None:
                 raise ToolFailure("PermissionError", f"{name} was refused" + (f": {reason}" if reason else ""))
@@ -77,7 +88,15 @@ class ToolDesk:
             raise ToolFailure("RuntimeError", f"{name} may be called {tool.max_calls:,} times in all, and was")
         self._counts[counted] += 1
 
-    async def call(self, tools: HostTools, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    async def call(
+        self,
+        tools: HostTools,
+        name: str,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        *,
+        aside: anyio.CapacityLimiter | None = None,
+    ) -> Any:
         """Call a host callable with arguments as the codec encoded them; its result is encoded likewise.
 
         Coroutine functions run in the calling task; plain ones in a thread, which a cancellation leaves behind.
@@ -86,7 +105,7 @@ class ToolDesk:
             ToolFailure: if it raised, whatever it raised, took too long, or returned what can't be sent.
         """
         function, tool = tools.names[name], tools.entry(name)
-        positional, named = _decoded(name, args, kwargs)
+        positional, named = await _read(name, args, kwargs, aside)
         run = partial(function, *positional, **named)
         limit = self._timeout if tool.timeout is UNSET else tool.timeout
         if is_async(function):
@@ -117,6 +136,14 @@ async def _timed(name: str, limit: float | None, outcome: Awaitable[Any], more: 
 def is_async(function: Callable[..., Any]) -> bool:
     """Whether calling it makes a coroutine."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004 -- not whether it can be called, but how
+
+
+async def _read(
+    name: str, args: list[Any], kwargs: dict[str, Any], aside: anyio.CapacityLimiter | None
+) -> tuple[list[Any], dict[str, Any]]:
+    if aside is None:
+        return _decoded(name, args, kwargs)
+    return await anyio.to_thread.run_sync(_decoded, name, args, kwargs, abandon_on_cancel=True, limiter=aside)
 
 
 def _decoded(name: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -79,6 +79,7 @@ class Worker:
             print(f"the host speaks version {frame['version']} of the protocol, this worker {PROTOCOL_VERSION}")
             leave(64)
         self.wire.credit = frame.get("credit", 128 * 1024 * 1024)
+        self.wire.most_calls = frame.get("calls", 1 << 16)
         self.surface.raise_errors = frame.get("raise_errors", False)
         self.cells.show_values = frame.get("show_values", False)
         for name in frame.get("drop", ()):

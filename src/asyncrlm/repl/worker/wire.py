@@ -65,10 +65,8 @@ class Waiter:
         self.first = 0
         """The id of its first call; the others follow. 0 for a waiter that made no call."""
         self.replies: list[Any] = [None] * count
-        self.call = 0
-        """For a waiter for credit: the id of the call that waits to be sent."""
-        self.frame = b""
-        """And its frame."""
+        self.call, self.frame = 0, b""
+        """For a waiter for credit: id and frame of the call that waits to be sent."""
         self.stopped = False
         """It is over because the cell was interrupted, not because all was answered."""
         self.gate: threading.Lock | None = None
@@ -112,6 +110,7 @@ class Wire:
         self.outstanding = 0
         self.credit = 1 << 62
         """Most that `outstanding` may be, unless a single frame is larger."""
+        self.most_calls = 1 << 62  # that `owed` may hold
         self.hungry: deque[Waiter] = deque()
         """Waiters for credit, served in order."""
         self.granted: list[Waiter] = []
@@ -181,20 +180,12 @@ class Wire:
 
     def _take(self, frame: dict[str, Any]) -> None:
         if frame["t"] == "reply":
-            call = frame["id"]
             if frame.get("descriptor"):
                 frame["fd"] = self.descriptors.popleft()
-            self.outstanding -= self.owed.pop(call, 0)
-            waiter = self.calls.pop(call, None)
-            if waiter is not None:
-                waiter.replies[call - waiter.first] = frame
-                waiter.left -= 1
-                if not waiter.left:
-                    self.wake(waiter)
-            elif "fd" in frame:  # nobody waits for it any more
-                os.close(frame["fd"])
-            if self.hungry:
-                self.grant()
+            self._replied(frame["id"], frame)
+        elif frame["t"] == "dropped":
+            for call in (call for first, last in frame["ids"] for call in range(first, last + 1)):
+                self._replied(call, {"error": "cancelled", "kind": "cancelled"})
         elif frame["t"] == "close":
             self.on_close()
         else:
@@ -202,10 +193,23 @@ class Wire:
             if self.main is not None and self.main.left:
                 self.main.left = 0
                 self.wake(self.main)
+        if self.hungry:
+            self.grant()
+
+    def _replied(self, call: int, frame: dict[str, Any]) -> None:
+        self.outstanding -= self.owed.pop(call, 0)
+        waiter = self.calls.pop(call, None)
+        if waiter is not None:
+            waiter.replies[call - waiter.first] = frame
+            waiter.left -= 1
+            if not waiter.left:
+                self.wake(waiter)
+        elif "fd" in frame:  # nobody waits for it any more
+            os.close(frame["fd"])
 
     def fits(self, size: int) -> bool:
         """Whether a frame of `size` may go now. Under the lock."""
-        return not self.outstanding or self.outstanding + size <= self.credit
+        return not self.outstanding or (self.outstanding + size <= self.credit and len(self.owed) < self.most_calls)
 
     def grant(self) -> None:
         """Give the credit that came back to those who wait for it. Under the lock; to be followed by `ship`."""

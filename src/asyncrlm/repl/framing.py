@@ -1,0 +1,91 @@
+"""Frames as bytes: one line of ASCII JSON each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import msgspec
+
+from ..errors import ProtocolError
+from .messages import MAX_FRAME, Answer, Done, FromWorker, ToWorker
+from .reading import Stopped, read_json
+
+LARGE = 1 << 17
+"""Bytes of a frame beyond which it is read in a worker thread."""
+MOST_VARIABLES = 200
+"""Variables that `done` may name."""
+
+_parse_frame = msgspec.json.Decoder(FromWorker).decode
+_encode_json = msgspec.json.Encoder().encode
+
+
+def encode_frame(frame: ToWorker) -> bytes:
+    """One line of ASCII JSON. Text that is no valid UTF-8 is escaped as JSON allows."""
+    try:
+        data = _encode_json(frame)
+    except (UnicodeEncodeError, OverflowError):
+        data = b"\xff"
+    if not data.isascii():
+        data = json.dumps(msgspec.to_builtins(frame), separators=(",", ":")).encode("ascii")
+    return data + b"\n"
+
+
+def decode_frame(line: bytes | bytearray) -> FromWorker:
+    """One line of the worker's.
+
+    Raises:
+        ValueError: if it is no frame.
+        RecursionError: likewise.
+    """
+    return _checked(_parse_frame(line))
+
+
+def decode_large(line: bytes | bytearray, stopped: Callable[[], bool]) -> FromWorker | str | None:
+    """The same for a long line, in a worker thread; what is wrong with it if it is no frame; None if it was stopped.
+
+    What it holds is freed here, too, if it is nothing to go on with: that takes its time.
+    """
+    try:
+        return _checked(msgspec.convert(read_json(line, stopped), FromWorker))
+    except Stopped:
+        return None
+    except (ValueError, RecursionError) as error:
+        return str(error)
+
+
+def _checked(frame: FromWorker) -> FromWorker:
+    if type(frame) is Answer:
+        _ = frame.text
+    elif type(frame) is Done and (len(frame.variables) > MOST_VARIABLES or len(frame.values) > MOST_VARIABLES):
+        raise ValueError(f"more than {MOST_VARIABLES} variables")
+    return frame
+
+
+class FrameParser:
+    """Cuts a stream into lines; takes any chunking, skips blank lines, drops spaces around a frame.
+
+    Linear: each byte is copied into the partial line at most once, and out of it once.
+    """
+
+    def __init__(self, limit: int = MAX_FRAME) -> None:
+        self._limit = limit
+        self._partial = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes | bytearray]:
+        """The lines that `data` completes; a long one with the spaces around it, and without another copy.
+
+        Raises:
+            ProtocolError: if a line is longer than the limit, complete or not.
+        """
+        lines: list[bytes | bytearray] = [*data.split(b"\n")]
+        rest = lines.pop()
+        if lines and self._partial:
+            self._partial += lines[0]
+            lines[0] = self._partial
+            self._partial = bytearray()
+        if rest:
+            self._partial += rest
+        if len(self._partial) > self._limit or any(len(line) > self._limit for line in lines):
+            raise ProtocolError(f"the worker sent a frame of more than {self._limit:,} bytes")
+        return [bare for line in lines if line and (bare := line if len(line) > LARGE else line.strip())]
