@@ -346,15 +346,15 @@ async def test_repr_tells_state_and_isolation() -> None:
     with anyio.fail_after(10):
         repl = Repl()
         assert repr(repl) == "<Repl local, new>"
-        with pytest.raises(RuntimeError, match="is new, not open"):
+        with pytest.raises(ConfigurationError, match="is new, not open"):
             await repl.execute("1")
         async with repl:
             assert re.match(r"<Repl local, open; python 3\.\d+\.\d+\S*; in force: .*\w", repr(repl))
             assert repl.report is not None
-            with pytest.raises(RuntimeError, match="once"):
+            with pytest.raises(ConfigurationError, match="once"):
                 await repl.__aenter__()
         assert repr(repl).startswith("<Repl local, closed")
-        with pytest.raises(RuntimeError, match="is closed, not open"):
+        with pytest.raises(ConfigurationError, match="is closed, not open"):
             await repl.execute("1")
 
 

@@ -17,13 +17,12 @@ from .broker import Broker, Services, SubCall, ToolRecord
 from .clock import CellClock, Verdict
 from .context import plan_load
 from .link import CLOSE_GRACE, Link, check_code
-from .messages import Init
 from .outcome import CellOutcome, SubmittedAnswer, lost_between, outcome_of, submitted
 from .resources import threads_of
 from .sandbox import Environment, Report, Scope
 from .shelf import Shelf
 from .tool_desk import ToolDesk
-from .tool_loading import load_tools
+from .tool_loading import init_frame, load_tools
 from .tools import HostTools
 from .uploads import Tell
 from .web import Web
@@ -76,7 +75,7 @@ class Session:
         self._services = services
         self._tools = tools or HostTools()
         self._desk = desk or ToolDesk()
-        self._init = Init(raise_errors=raise_errors, show_values=show_values, tools=self._tools.functions)
+        self._init = init_frame(self._tools, raise_errors=raise_errors, show_values=show_values)
         self._on_tool = on_tool
         self._on_sandbox = on_sandbox
         self._on_upload = on_upload
@@ -182,7 +181,7 @@ class Session:
             before, self._tools = self._tools, tools
             self._services, self._on_tool, self._desk = services, on_tool, desk
             self._retired |= before.names.keys()
-            self._init = Init(raise_errors=raise_errors, show_values=show_values, tools=tools.functions)
+            self._init = init_frame(tools, raise_errors=raise_errors, show_values=show_values)
             gone = before.entries.keys() - tools.entries.keys()
             link.channel.send(msgspec.structs.replace(self._init, drop=sorted(gone)))
             if before is not tools:

@@ -125,7 +125,7 @@ class Python:
 
     def execute(self, source: str, name: str, cell: int) -> None:
         names = self._namespace.names
-        for code in _compile(source, name):
+        for code in _compile(source, name, self._namespace.reserved):
             if code.co_flags & _COROUTINE:
                 self._loops.top_level(eval(code, names))
             else:
@@ -227,10 +227,10 @@ class Cells:
         leave(status & 0xFF)
 
 
-def _compile(source: str, name: str) -> list[types.CodeType]:
+def _compile(source: str, name: str, reserved: dict[str, Any]) -> list[types.CodeType]:
     """The code of a cell; its last statement on its own if that is an expression, to be shown as a REPL does."""
     tree = ast.parse(source, name)
-    spelling.apply(tree, source)
+    spelling.apply(tree, source, reserved)
     body = tree.body
     codes: list[types.CodeType] = []
     last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
