@@ -88,6 +88,9 @@ class Sandbox(ABC):
     passes_files: ClassVar[bool] = False
     """True if `pass_file` can hand an open file of the host to the worker."""
 
+    another_is_free: ClassVar[bool] = False
+    """True if it costs next to nothing to try another one where the worker ended before it was ready."""
+
     report: Report
 
     @abstractmethod

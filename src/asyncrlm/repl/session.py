@@ -364,6 +364,15 @@ class Session:
         return await self._start()
 
     async def _start(self) -> Link:
+        try:
+            return await self._start_once()
+        except SandboxLost:
+            link = self._link
+            if link is None or not (link.sandbox.another_is_free and link.ended.is_set()):
+                raise
+            return await self._start_once()  # no cell has run
+
+    async def _start_once(self) -> Link:
         group = self._entered()
         began = time.monotonic()
         link = self._link = Link(await self._environment.open(self._scope), self._told, self._threads)
