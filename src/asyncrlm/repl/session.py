@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,7 +15,6 @@ import msgspec
 from ..errors import ConfigurationError, RLMError, SandboxLost
 from .broker import Broker, Services, SubCall, ToolRecord
 from .clock import CellClock, Verdict
-from .context import plan_load
 from .link import CLOSE_GRACE, Link, check_code
 from .outcome import CellOutcome, SubmittedAnswer, lost_between, outcome_of, submitted
 from .resources import threads_of
@@ -186,11 +185,16 @@ class Session:
             link.channel.send(msgspec.structs.replace(self._init, drop=sorted(gone)))
             if before is not tools:
                 await load_tools(link, tools, self._init, self._threads)
-            await link.load(plan_load("answer", {"content": "", "ready": False}))
-            link.forget_answer()
+            await link.reset_answer()
             if on_sandbox is not None:
                 on_sandbox(link.report, time.monotonic() - began)
             self._on_sandbox, self._on_upload = on_sandbox, on_upload
+
+    async def reset_answer(self) -> None:
+        """Have no answer from now on. One that died has none."""
+        with self._exclusively("reset_answer"), suppress(SandboxLost):  # whose end the next cell tells
+            if self._link is not None and self._link.alive:
+                await self._link.reset_answer()
 
     def take_loss(self) -> str | None:
         """How a worker was lost since this was last asked; None if none was. Who asks tells the model."""
@@ -256,6 +260,8 @@ class Session:
             link.kill("its setup_code failed")
             link.told = True
             raise ConfigurationError(f"setup_code failed:\n{outcome.error.traceback or outcome.error.message}")
+        if outcome.answer is not None:  # nobody asked yet
+            await link.reset_answer()
         link.prepared = True
 
     async def _run_cell(self, link: Link, number: int, code: str) -> CellOutcome:

@@ -7,6 +7,7 @@ import builtins
 import linecache
 import sys
 import types
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from . import report, spelling
@@ -25,6 +26,10 @@ MAX_VARIABLES = 200
 """Most names that `done` lists."""
 MAX_VALUE = 200
 """Characters of a value that `done` shows."""
+_NO_ANSWER = (
+    '[answer] `answer` is a dict, and what you bound to its name is no answer: set answer["content"] to the answer, '
+    'then answer["ready"] = True.'
+)
 _COROUTINE = 0x80
 """`inspect.CO_COROUTINE`; the module takes as long to import as half of the others."""
 
@@ -195,8 +200,12 @@ class Cells:
         self.stdio.flush()
         self.stdio.restore()
         self.arm()
+        bound_answer = namespace.names.get("answer")
+        if bound_answer is not None and not isinstance(bound_answer, Mapping):
+            print(_NO_ANSWER, file=sys.stderr)
+            self.stdio.flush()
         try:
-            namespace.submission.adopt(namespace.names.get("answer"))
+            namespace.submission.adopt(bound_answer)
         except Exception as raised:  # an answer too long to be sent, or a mapping that can't be read
             error = error or raised
         namespace.restore()
