@@ -136,7 +136,8 @@ class Tree:
     def time_is_up(self) -> TimeoutExceededError:
         """The deadline was met."""
         elapsed = anyio.current_time() - self.started
-        error = TimeoutExceededError(elapsed, self.limits.max_timeout or elapsed)
+        timeout = self.limits.max_timeout
+        error = TimeoutExceededError(elapsed, elapsed if timeout is None else timeout)
         self.meet(error)
         return error
 

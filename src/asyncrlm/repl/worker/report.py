@@ -16,7 +16,7 @@ from .records import Record, record_type
 from .replies import Text, Texts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable
 
 MAX_TRACEBACK = 20_000
 """Characters kept of a traceback: its head and, mostly, its tail."""
@@ -72,7 +72,7 @@ def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
 
 
 @contextmanager
-def long_ints() -> Iterator[None]:
+def long_ints() -> Generator[None, None, None]:
     """Have ints of many digits written out; Python refuses from 4,300 on, lest an attacker keep it busy."""
     limit = getattr(sys, "get_int_max_str_digits", int)()
     if not 0 < limit < MAX_DIGITS:
