@@ -88,7 +88,11 @@ class Tree:
     def listener_failed(self, listener: Any, error: BaseException) -> ListenerFailed:
         name = getattr(listener, "__qualname__", type(listener).__qualname__)
         if not self.watched:
-            get_logger().warning("callback failed", callback=name, error=f"{type(error).__name__}: {error}")
+            get_logger().warning(
+                "asyncrlm: your callback raised, the run goes on",
+                callback=name,
+                error=f"{type(error).__name__}: {error}",
+            )
         return ListenerFailed(
             run_id=self.run_id, time=time.time(), listener=name, error=f"{type(error).__name__}: {error}"
         )

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from .records import Record, record_type
-from .replies import Text, Texts
+from .replies import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
@@ -59,11 +59,7 @@ def class_name(kind: type[Any]) -> str:
 def type_name(value: Any) -> str:
     """The type that a reader of the cell would name."""
     kind = _type(value)
-    if kind is Text:
-        return "str"
-    if kind is Texts:
-        return "list"
-    return class_name(kind)
+    return class_name(next((plain for own, plain in PLAIN.items() if own is kind), kind))
 
 
 def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
@@ -105,11 +101,9 @@ class _Writer:
         self.left -= len(text)
 
     def value(self, value: Any) -> None:
-        kind = _type(value)
+        kind: Any = PLAIN.get(_type(value)) or _type(value)
         if kind in _BRACKETS:
             self.container(value, *_BRACKETS[kind])
-        elif kind is Texts:
-            self.container(value, "[", "]")
         elif kind is Record:
             self.put(record_type(value))
             self.container(dict(value), "{", "}")
@@ -203,7 +197,9 @@ def describe_error(error: BaseException, *, interrupted: bool, confined: bool) -
     text = format_error(error)
     if is_a(error, SystemExit):
         text += "The cell ended here; its variables are kept.\n"
-    hint = _tried(_no_str, error) or (_tried(_hint, error) if confined and not interrupted else None)
+    hint = _tried(_no_str, error) or _tried(_no_awaitable, error)
+    if hint is None and confined and not interrupted:
+        hint = _tried(_hint, error)
     if hint:
         text += hint + "\n"
     frame: dict[str, Any] = {"type": valid(type_name(error))}
@@ -277,6 +273,23 @@ def _no_str(error: BaseException) -> str | None:
         "[context] a Text is no str. Instead of re.search(p, text) write text.search(p), of re.finditer(p, text) "
         'text.finditer(p); for "".join, + and functions that want a str take a part: text[a:b], or the pieces of '
         "text.chunks(size)."
+    )
+
+
+_NO_AWAITABLE = (
+    "can't be used in 'await' expression",
+    "a coroutine or an awaitable is required",
+    "a coroutine was expected",
+)
+
+
+def _no_awaitable(error: BaseException) -> str | None:
+    """One line that says why a value can't be awaited: mostly it is the result of a call that has waited."""
+    if not isinstance(error, TypeError) or not any(text in str(error) for text in _NO_AWAITABLE):
+        return None
+    return (
+        "[await] that is a value, no awaitable. Functions that you were given have waited and are called: they return "
+        "their result, so don't await it once more."
     )
 
 
