@@ -359,16 +359,7 @@ class Session:
                 self._obituary = lost_between(last)
         return await self._start()
 
-    async def _start(self) -> Link:
-        try:
-            return await self._start_once()
-        except SandboxLost:
-            link = self._link
-            if link is None or not (link.sandbox.another_is_free and link.ended.is_set()):
-                raise
-            return await self._start_once()  # no cell has run
-
-    async def _start_once(self) -> Link:
+    async def _start(self, *, again: bool = True) -> Link:
         group = self._entered()
         began = time.monotonic()
         link = self._link = Link(await self._environment.open(self._scope), self._told, self._threads)
@@ -380,9 +371,11 @@ class Session:
             await load_tools(link, self._tools, self._init, self._threads)
             for plan in self._shelf.plans(group):
                 await link.load(plan)
-        except BaseException:
+        except BaseException as error:
             link.kill("it could not be made ready")
             link.told = True
+            if again and isinstance(error, SandboxLost) and link.sandbox.another_is_free and link.ended.is_set():
+                return await self._start(again=False)  # no cell has run
             raise
         return link
 
