@@ -28,7 +28,7 @@ class Event(Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
 
 
 class RunStarted(Event, frozen=True, kw_only=True):
-    """A run began: the root, or a child that a cell asked for."""
+    """A run begins: the root's, or a child's that a cell started."""
 
     root_model: str
     sub_models: list[str] = field(default_factory=list[str])
@@ -113,7 +113,7 @@ class HistoryCompacted(Event, frozen=True, kw_only=True):
 
 
 class CellStarted(Event, frozen=True, kw_only=True):
-    """A block of a reply's code begins to run."""
+    """A cell of a reply is about to run."""
 
     turn: int
     cell: int
@@ -122,7 +122,7 @@ class CellStarted(Event, frozen=True, kw_only=True):
 
 
 class CellFinished(Event, frozen=True, kw_only=True):
-    """It ran to its end, raised, or was stopped."""
+    """A cell ended, whatever it came to."""
 
     turn: int
     cell: int
@@ -149,7 +149,7 @@ class SubcallStarted(Event, frozen=True, kw_only=True):
 
 
 class SubcallFinished(Event, frozen=True, kw_only=True):
-    """It was answered, or failed."""
+    """A sub-call was answered, failed, or was cancelled with its cell."""
 
     subcall: int
     kind: str
@@ -212,10 +212,10 @@ class UsageSettled(Event, frozen=True, kw_only=True):
 
 
 class LimitReached(Event, frozen=True, kw_only=True):
-    """A limit of the tree was met: the run fails, or answers from what there is."""
+    """The first limit of the tree that was met: it ends unless an answer is ready."""
 
     limit: str
-    """Which error it is, such as "TimeoutExceededError"."""
+    """The class of its error, such as "BudgetExceededError"."""
     reason: str
 
 
@@ -227,14 +227,14 @@ class ListenerFailed(Event, frozen=True, kw_only=True):
 
 
 class TurnFinished(Event, frozen=True, kw_only=True):
-    """All cells of a turn have run."""
+    """A reply was read and its cells are done."""
 
     turn: int
     seconds: float
 
 
 class RunFinished(Event, frozen=True, kw_only=True):
-    """The last event of a run, however it ended."""
+    """A run is over; nothing of it follows."""
 
     stop_reason: str
     """A `StopReason`, or "error" or "cancelled"."""
@@ -264,5 +264,6 @@ AnyEvent = (
     | TurnFinished
     | RunFinished
 )
+"""Each kind of event: a `match` over it can be exhaustive."""
 
 Listener = Callable[[Event], None]
