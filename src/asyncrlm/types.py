@@ -173,6 +173,7 @@ class REPLResult(_Record):
     """Seconds."""
     llm_calls: list[RLMChatCompletion] = field(default_factory=list[RLMChatCompletion])
     final_answer: str | None = None
+    """The answer that this cell submitted; the next cell begins without one."""
     error: str | None = None
     """The traceback, if the cell raised or was stopped."""
 

@@ -236,7 +236,8 @@ class Repl:
         services.calls = calls
         try:
             refused = None if self._approval is None else await self._approval.refused(code)
-            return _result(refused or await services.door.unless_missed(session.execute(code)), calls)
+            outcome = refused or await services.door.unless_missed(session.execute(code, own_answer=True))
+            return _result(outcome, calls)
         finally:
             self._executing = False
 

@@ -45,7 +45,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     max_output: int = 131_072
     """Bytes kept of each output stream of a cell, half of them its head and half its tail."""
     setup_code: str | None = None
-    """Code run in the worker before the first cell."""
+    """Code run in the worker before the first cell. What it prints, and an answer that it sets, nobody gets."""
 
 
 class Printed(Struct, frozen=True, kw_only=True):

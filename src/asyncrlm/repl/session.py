@@ -15,7 +15,6 @@ import msgspec
 from ..errors import ConfigurationError, RLMError, SandboxLost
 from .broker import Broker, Services, SubCall, ToolRecord
 from .clock import CellClock, Verdict
-from .context import plan_load
 from .link import CLOSE_GRACE, Link, check_code
 from .outcome import CellOutcome, SubmittedAnswer, lost_between, outcome_of, submitted
 from .resources import threads_of
@@ -186,8 +185,7 @@ class Session:
             link.channel.send(msgspec.structs.replace(self._init, drop=sorted(gone)))
             if before is not tools:
                 await load_tools(link, tools, self._init, self._threads)
-            await link.load(plan_load("answer", {"content": "", "ready": False}))
-            link.forget_answer()
+            await link.reset_answer()
             if on_sandbox is not None:
                 on_sandbox(link.report, time.monotonic() - began)
             self._on_sandbox, self._on_upload = on_sandbox, on_upload
@@ -228,8 +226,8 @@ class Session:
 
     # ---- cells -------------------------------------------------------------------------------------------------------
 
-    async def execute(self, code: str) -> CellOutcome:
-        """Run one cell to its end, and serve its calls meanwhile.
+    async def execute(self, code: str, *, own_answer: bool = False) -> CellOutcome:
+        """Run one cell to its end, and serve its calls meanwhile; `own_answer`: what others submitted is forgotten.
 
         Cancelled, it kills the worker and with it all that the cell started.
 
@@ -241,6 +239,8 @@ class Session:
         with self._exclusively("execute"):
             check_code(code)
             link = await self._worker()
+            if own_answer and link.answer is not None:
+                await link.reset_answer()
             setup = self._environment.settings.setup_code
             if setup and not link.prepared:
                 await self._prepare(link, setup)
@@ -256,6 +256,8 @@ class Session:
             link.kill("its setup_code failed")
             link.told = True
             raise ConfigurationError(f"setup_code failed:\n{outcome.error.traceback or outcome.error.message}")
+        if outcome.answer is not None:  # nobody asked yet
+            await link.reset_answer()
         link.prepared = True
 
     async def _run_cell(self, link: Link, number: int, code: str) -> CellOutcome:
@@ -357,16 +359,7 @@ class Session:
                 self._obituary = lost_between(last)
         return await self._start()
 
-    async def _start(self) -> Link:
-        try:
-            return await self._start_once()
-        except SandboxLost:
-            link = self._link
-            if link is None or not (link.sandbox.another_is_free and link.ended.is_set()):
-                raise
-            return await self._start_once()  # no cell has run
-
-    async def _start_once(self) -> Link:
+    async def _start(self, *, again: bool = True) -> Link:
         group = self._entered()
         began = time.monotonic()
         link = self._link = Link(await self._environment.open(self._scope), self._told, self._threads)
@@ -378,9 +371,11 @@ class Session:
             await load_tools(link, self._tools, self._init, self._threads)
             for plan in self._shelf.plans(group):
                 await link.load(plan)
-        except BaseException:
+        except BaseException as error:
             link.kill("it could not be made ready")
             link.told = True
+            if again and isinstance(error, SandboxLost) and link.sandbox.another_is_free and link.ended.is_set():
+                return await self._start(again=False)  # no cell has run
             raise
         return link
 
