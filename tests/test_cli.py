@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 import asyncrlm
-from asyncrlm.cli import main
-from asyncrlm.testing import FakeOpenAIServer, FakeRequest
+from asyncrlm.cli import demo, main
+from asyncrlm.testing import FakeOpenAIServer, FakeReply, FakeRequest
 
 from .helpers import killed_at_the_end
 
@@ -159,7 +159,7 @@ HERE = ["--backend", "vllm", "--model", "m", "--base-url", "http://127.0.0.1:9/v
         (["run", "{text}", "-q", "x", "--backend", "nonsense"], 2, "asyncrlm: "),
         (["run", "{text}", "-q", "x", "--backend", "offline", "--environment", "docker"], 2, "docker"),
         (["run", "{text}", "-q", "x", "--backend", "offline", "--limits", "odd"], 2, "limits"),
-        (["run", "{text}", "-q", "x", "--backend", "offline", "--max-depth", "-1"], 2, "--max-depth"),
+        (["run", "{text}", "-q", "x", "--backend", "offline", "--max-depth", "-1"], 2, "-1: use a whole number, 0 or"),
         (["run", "{text}", "-q", "x", "--backend", "offline", "--max-budget", "nan"], 2, "budget"),
         (["run", "{text}", "-q", "x", "--backend", "offline", "--subcall-timeout", "-1"], 2, "--subcall-timeout"),
         (["run", "{text}", "-q", "x", "--backend", "offline", "--on-subcall-error", "odd"], 2, "--on-subcall-error"),
@@ -179,18 +179,36 @@ HERE = ["--backend", "vllm", "--model", "m", "--base-url", "http://127.0.0.1:9/v
             2,
             "{latin}: not UTF-8 text (byte 3)",
         ),
-        (["run", "{text}", "-q", "x", "--backend", "offline", "--log-dir", "{text}"], 2, "File exists"),
+        (
+            ["run", "{text}", "-q", "x", "--backend", "offline", "--log-dir", "{text}"],
+            2,
+            "--log-dir {text}: File exists",
+        ),
         (
             ["run", "{text}", "-q", "x", "--backend", "offline", "--max-timeout", "0.000001"],
             124,
             " of 1e-06 s; raise --max-timeout, ",
         ),
-        (["run", "{text}", "-q", "x", "--backend", "offline", "--max-tokens", "1"], 1, "TokenLimitExceededError: "),
+        (
+            ["run", "{text}", "-q", "x", "--backend", "offline", "--max-tokens", "1"],
+            1,
+            "asyncrlm: token limit exceeded: ",
+        ),
         (
             ["run", "{text}", "-q", "x", "--backend", "offline", "--max-tokens", "1"],
             1,
             "raise --max-tokens, or give --on-",
         ),
+        (["run", "{text}", "-q", " "], 2, "'-q': it is empty"),
+        (["demo", "-q", ""], 2, "'-q': it is empty"),
+        (["run", "{text}", "-q", "x", "--environment", "nope"], 2, "nope: use one of local, ipython, docker, "),
+        (["run", "{text}", "-q", "x", "--set", "colour=red"], 2, "no setting 'colour'; it has cell_timeout, "),
+        (
+            ["run", "{text}", "-q", "x", "--set", "cell_timeout=soon"],
+            2,
+            "cell_timeout='soon': use a number or None, not str",
+        ),
+        (["run", "{text}", "-q", "x", "--set", "colour"], 2, "--set colour: use --set SETTING=VALUE"),
         (["nonsense"], 2, "nonsense"),
         (["demo", "--quiet", "--verbose"], 2, "exclude each other"),
     ],
@@ -206,9 +224,36 @@ def test_what_is_wrong_is_said_in_a_line(
     assert says.format(**places) in ran.err
     assert "Traceback" not in ran.err
     assert "_kwargs" not in ran.err
+    assert "Error: " not in ran.err.replace("\nError: ", "\n")
     assert ran.out == ""
     if ran.err.startswith("asyncrlm: "):
         assert ran.err.count("\n") == 1
+
+
+def test_settings_of_the_environment(cli: Callable[..., Ran], text: Path, tmp_path: Path) -> None:
+    where = [
+        "--environment",
+        "local",
+        "--set",
+        "isolation=none",
+        "--set",
+        "max_processes=7",
+        "--log-dir",
+        tmp_path / "l",
+    ]
+    assert cli("run", text, "-q", "Where did the cat sit?", "--backend", "offline", *where).status == 0
+    (log,) = (tmp_path / "l").iterdir()
+    (opened,) = (
+        event for event in map(json.loads, log.read_text().splitlines()) if event.get("type") == "SandboxOpened"
+    )
+    assert opened["in_force"]["network"] is None
+
+
+def test_help_tells_what_there_is(cli: Callable[..., Ran]) -> None:
+    told = " ".join(cli("run", "--help").out.split())
+    assert "Where cells run: local, ipython, docker, modal, daytona, e2b, prime." in told
+    assert "--set SETTING=VALUE" in told
+    assert "range" not in told
 
 
 def test_a_failed_run_as_json(cli: Callable[..., Ran], text: Path) -> None:
@@ -350,6 +395,54 @@ def test_models_are_named_by_options(text: Path) -> None:
         "other_backends": ["vllm"],
         "other_backend_kwargs": [{"base_url": "http://h/v1", "model_name": "small"}],
     }
+
+
+def test_a_terminal_sees_time_pass_and_a_failure_once(
+    cli: Callable[..., Ran], text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    parent, child = pty.openpty()
+    shown = ""
+
+    def see(last: str) -> None:
+        nonlocal shown
+        while last not in shown:
+            assert select.select([parent], [], [], 10)[0], shown
+            shown += os.read(parent, 65536).decode()
+
+    def refuse(request: FakeRequest) -> FakeReply:
+        see("asking m, 1 s")
+        return FakeReply.fault(400, "not this one")
+
+    with open(child, "w", encoding="utf-8") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        with FakeOpenAIServer.serve_in_thread(refuse) as server:
+            ran = cli("run", text, "-q", "x", "--backend", "vllm", "--model", "m", "--base-url", server.base_url)
+        see("asyncrlm: HTTP 400")
+    os.close(parent)
+    assert (ran.status, ran.out) == (1, "")
+    assert shown.count("not this one") == 1
+    assert "failed (1 turn, " in shown
+
+
+@pytest.mark.parametrize(
+    ("called", "advised"),
+    [
+        ("{bin}/asyncrlm", "asyncrlm"),
+        (".venv/bin/asyncrlm", ".venv/bin/asyncrlm"),
+        ("/x/asyncrlm/__main__.py", "python -m asyncrlm"),
+    ],
+)
+def test_the_demo_advises_what_can_be_typed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, called: str, advised: str
+) -> None:
+    (tmp_path / "asyncrlm").write_text("")
+    (tmp_path / "asyncrlm").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", [called.format(bin=tmp_path)])
+    monkeypatch.setattr(demo, "ask", lambda *args, **kwargs: None)
+    demo.run_demo(None, progress="brief", as_json=False)
+    assert f"The code of each turn: {advised} demo --verbose\n" in capsys.readouterr().err
 
 
 def test_demo(cli: Callable[..., Ran]) -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import anyio
 import pytest
 
-from asyncrlm import AsyncRLM, ConfigurationError, LMError, LMReply, TokenLimitExceededError
+from asyncrlm import AsyncRLM, ConfigurationError, LMError, LMReply, RLMError, SandboxLost, TokenLimitExceededError
 from asyncrlm.lm.base import LMUsage
 from asyncrlm.testing import ScriptedLM
 
@@ -37,6 +37,13 @@ class Held(Plain):
             Held.cut += 1
             raise
         return False
+
+
+class NoneLeft(Plain):
+    """Can't be had."""
+
+    async def create(self) -> None:
+        raise RuntimeError("none is left")
 
 
 @pytest.fixture
@@ -91,11 +98,12 @@ async def test_a_context_that_can_not_be_loaded_ends_the_run_and_the_request(tmp
             cancelled = True
         return ""
 
-    where = {"environment_kwargs": {"python": "/nowhere/python3"}} if how == "no worker" else {}
-    with anyio.fail_after(10), pytest.raises(ConfigurationError) as caught:
-        await AsyncRLM(scripted(never), **where).acompletion(path if how == "not text" else "x")
+    where: Any = remote(NoneLeft) if how == "no worker" else "local"
+    with anyio.fail_after(10), pytest.raises(RLMError) as caught:
+        await AsyncRLM(scripted(never), environment=where).acompletion(path if how == "not text" else "x")
     assert cancelled or how == "no worker"
-    assert ("context_0 could not be loaded" if how == "not text" else "/nowhere/python3") in str(caught.value)
+    assert type(caught.value) is (ConfigurationError if how == "not text" else SandboxLost)
+    assert ("context_0 could not be loaded" if how == "not text" else "none is left") in str(caught.value)
     assert caught.value.usage_summary is not None
     assert not any(isinstance(each, BaseExceptionGroup) for each in (caught.value.__context__, caught.value.__cause__))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import json
+import os
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -16,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from asyncrlm import AsyncRLM, Repl
+from asyncrlm.repl.worker import loading
 
 from .helpers import scripted, submit, told
 from .test_worker_codec import same, values
@@ -133,7 +136,7 @@ async def test_objects_arrive_as_their_fields(no_leaks: None) -> None:
 @pytest.mark.parametrize(
     ("prompt", "says"),
     [
-        (5, "`context` is of type int, 1 characters."),
+        (5, "`context` is of type int, 1 character."),
         ((1, "ab"), "a tuple, 2 items, 3 characters of text in all."),
         ({"k": 1, 2: b"x"}, "a dict, 2 items, 4 characters of text in all. Its first keys: 'k', 2."),
         (BOOK, "a record of type Book (a dict whose keys are attributes too), 4 fields"),
@@ -158,3 +161,19 @@ async def test_a_model_without_a_repl_reads_objects_as_json() -> None:
     told_as = json.loads(told(root, 1))
     assert told_as["author"] == {"name": "Ann", "born": "2000-01-02"}
     assert (told_as["tags"], told_as["items"]) == (["x"], [1, 2])
+
+
+def test_a_file_that_shrinks_while_it_is_loaded_is_an_error(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were it mapped, the worker would be killed."""
+    path = tmp_path / "text"
+    path.write_text("0123456789" * 1_000)
+    read = os.pread
+
+    def shrink_and_read(fd: int, size: int, start: int) -> bytes:
+        os.truncate(path, 5)
+        return read(fd, size, start)
+
+    monkeypatch.setattr(os, "pread", shrink_and_read)
+    frame = {"form": "text", "descriptor": True}
+    with pytest.raises(OSError, match="has become shorter than its 10,000 bytes"):
+        loading.load(frame, deque([os.open(path, os.O_RDONLY)]), None)

@@ -200,6 +200,13 @@ async def test_containers_are_kept_ahead_and_each_that_is_taken_is_replaced(dock
     assert await ours(docker) == []
 
 
+async def test_a_pool_can_be_made_ready_before_any_run(docker: httpx.AsyncClient) -> None:
+    async with ResourceScope(long_lived=True) as scope:
+        await environment("docker", {"pool_size": 2}).prepare(scope)
+        assert len(await ours(docker)) == 2
+    assert await ours(docker) == []
+
+
 async def test_one_kept_ahead_that_has_ended_is_replaced(docker: httpx.AsyncClient) -> None:
     place = environment("docker", {"pool_size": 2})
     async with ResourceScope(long_lived=True) as scope:

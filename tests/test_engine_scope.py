@@ -8,9 +8,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 
-from asyncrlm import AsyncRLM, LMError, RLMLogger
+from asyncrlm import AsyncRLM, LMError, RLMLogger, SandboxLost
 from asyncrlm.observe.jsonl import TreeLog
 from asyncrlm.repl.sandbox import Sandbox, Scope
 from asyncrlm.testing import ScriptedLM
@@ -73,6 +74,45 @@ async def test_what_fails_while_closing_is_logged_and_the_run_stands(
                 assert (await rlm.acompletion("CTX")).response == "fine"
         group.cancel_scope.cancel()
     assert ["it sticks" in record.getMessage() for record in caplog.records] == [True]
+
+
+class Preparing(FakeEnvironment, frozen=True, kw_only=True, dict=True):
+    """Says in which order it is prepared and opened."""
+
+    told: list[str]
+    fails: bool = False
+
+    async def prepare(self, scope: Scope) -> None:
+        self.told.append("prepared")
+        await scope.shared("ending", self._ending)
+        if self.fails:
+            raise SandboxLost("no room")
+
+    @asynccontextmanager
+    async def _ending(self) -> AsyncGenerator[None]:
+        yield
+        self.told.append("ended")
+
+    async def open(self, scope: Scope) -> Sandbox:
+        self.told.append("opened")
+        return await super().open(scope)
+
+
+async def test_an_environment_is_prepared_when_the_engine_is_entered(no_leaks: None) -> None:
+    told: list[str] = []
+    async with anyio.create_task_group() as group:
+        place = Preparing(script=answering, group=group, opened=[], told=told)
+        async with AsyncRLM(scripted(cell("x")), environment=place) as rlm:
+            assert told[0] == "prepared"
+            assert (await rlm.acompletion("CTX")).response == "fine"
+        assert told == ["prepared", "opened", "ended"]
+        told.clear()
+        rlm = AsyncRLM(scripted(), environment=msgspec.structs.replace(place, fails=True), persistent=True)
+        with pytest.raises(SandboxLost, match="no room"):
+            await rlm.__aenter__()
+        assert told == ["prepared", "ended"]
+        assert "idle" in repr(rlm)
+        group.cancel_scope.cancel()
 
 
 class Sealed(TreeLog):

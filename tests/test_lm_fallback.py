@@ -466,3 +466,64 @@ def test_fallbacks_are_as_dear_as_the_dearest_and_as_short_as_the_shortest() -> 
     assert (unknown.price, unknown.window) == (None, None)
     assert client_spec([paid], [{"price": (3, 4)}]).backend == "ScriptedLM"
     assert not client_spec([free, free], None).needs_price
+
+
+# --- the gate ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_who_waits_for_a_rate_limit_does_not_hold_the_gate_for_others(paused: bool) -> None:
+    """Whether the limit is the caller's, or the server says it when requests are on their way already."""
+    answered: list[tuple[str, float]] = []
+
+    async def main() -> None:
+        began, gate = anyio.current_time(), Gate(2)
+        refusals = [LMError("slow down", kind="rate_limit", retryable=True, retry_after=60.0)] * (3 if paused else 0)
+
+        async def slow(request: LMRequest) -> str:
+            await anyio.sleep(0.01)
+            if refusals:
+                raise refusals.pop()
+            return "slow"
+
+        lms = ScriptedLM(slow, model="slow"), ScriptedLM(lambda _: "quick", model="quick")
+        pacers = {"slow": Pacer(requests_per_minute=None if paused else 1)}
+        async with ResourceScope() as scope:
+            sender = Sender(scope.shared, pacers, gate=gate, ledger=Ledger(), flow=NO_FLOW)
+
+            async def one(number: int) -> None:
+                lm = lms[number >= 40]
+                if number >= 40:
+                    await anyio.sleep(1)
+                need = Need(model=lm.model, input_bytes=300, output_cap=100, price=None)
+                await sender.send(client_spec(lm, None), REQUEST, need)
+                answered.append((lm.model, anyio.current_time() - began))
+
+            with anyio.move_on_after(300):
+                await all_at_once(60, one)
+        assert gate.in_flight == 0
+
+    on_a_jumping_clock(main)
+    quick = [seconds for model, seconds in answered if model == "quick"]
+    assert len(quick) == 20
+    assert max(quick) < 2
+    assert len(answered) - len(quick) == (40 if paused else 5)  # and none of the minutes is lost
+
+
+async def test_a_call_that_is_cut_off_among_fallbacks_is_charged_in_full() -> None:
+    ledger = Ledger(max_budget=1.0, mode="hard")
+    hangs = anyio.Event()
+
+    async def hanging(request: LMRequest) -> str:
+        hangs.set()
+        await anyio.sleep_forever()
+        return ""
+
+    price = [{"price": (1, 1)}] * 2
+    first, second = failing("timeout", charged=True, retryable=True), ScriptedLM(hanging, model="hangs")
+    async with asking(first, second, kwargs=price, ledger=ledger) as ask, anyio.create_task_group() as tasks:
+        tasks.start_soon(ask)
+        await hangs.wait()
+        tasks.cancel_scope.cancel()
+    assert ledger.tokens == 2 * (300 + 100)
+    assert not ledger.usage().complete

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from asyncrlm.errors import BudgetExceededError, LMError
 from asyncrlm.ledger import Ledger, Need, Price
-from asyncrlm.lm.base import LMReply, LMRequest, LMUsage, Message
+from asyncrlm.lm.base import LMClient, LMReply, LMRequest, LMUsage, Message
 from asyncrlm.lm.pacing import Pacer
 from asyncrlm.lm.pacing.gate import Gate
 from asyncrlm.testing import ScriptedLM
@@ -238,6 +238,33 @@ async def test_a_retry_that_no_money_is_left_for_is_not_sent() -> None:
     with pytest.raises(BudgetExceededError):
         await send(lm, ledger)
     assert len(lm.calls) == 1
+
+
+async def test_who_is_cancelled_as_its_turn_comes_sends_nothing() -> None:
+    asked: list[LMRequest] = []
+
+    class Quick(LMClient):
+        model = "quick"
+
+        async def acomplete(self, request: LMRequest) -> LMReply:
+            asked.append(request)
+            return good()
+
+    gate, lm, pacer = Gate(1), Quick(), Pacer()
+    await gate.acquire()
+    scope = anyio.CancelScope()
+
+    async def one() -> None:
+        with scope:
+            await pacer.send(lm, REQUEST, gate=gate, ledger=Ledger(), need=need())
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(one)
+        await settled(lambda: gate.waiting == 1)
+        gate.release()  # the permit is its own from here on
+        scope.cancel()
+    assert not asked
+    assert (gate.in_flight, pacer.in_flight) == (0, 0)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a client's bug"), KeyboardInterrupt()])

@@ -6,6 +6,7 @@ import io
 import os
 import pty
 import re
+import select
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +52,14 @@ def shown(*events: Event, **arguments: Any) -> str:
 
 
 STORY: list[Event] = [
-    RunStarted(run_id="0123456789", root_model="m", sub_models=["s"], prompt_size=464_970, root_prompt="What is\nit?"),
+    RunStarted(
+        run_id="0123456789",
+        root_model="m",
+        sub_models=["s"],
+        environment="local",
+        prompt_size=464_970,
+        root_prompt="What is\nit?",
+    ),
     SandboxOpened(
         run_id="0123456789", environment="local", in_force={"network": "seccomp", "disk": None}, seconds=0.005
     ),
@@ -68,18 +76,18 @@ STORY: list[Event] = [
 
 def test_a_run_from_start_to_answer() -> None:
     assert shown(*STORY).splitlines() == [
-        "run 01234567: m (sub-calls: s); context: str, 464,970 characters",
-        "  question: What is it?",
-        "  environment: local, ready in 5 ms; isolation: network; not in force: disk",
-        "  turn 1/30: asking m",
-        "  m replied in 1.25 s, 1,000 -> 20 tokens",
-        "  cell 1, 2 lines",
-        "    | a = 1",
-        "    | print(a)",
-        "    > 1",
-        "  cell 1 done (0.50 s, 2 sub-calls, 1 failed)",
-        "  answer: forty two",
-        "stopped by answer (1 turn, 2.50 s, 3 requests, 1,200 + 34 tokens, $0.5000)",
+        "01234567 run: m (sub-calls: s); context: str, 464,970 characters",
+        "01234567   question: What is it?",
+        "01234567   environment: local, ready in 5 ms; isolation: network; not in force: disk",
+        "01234567   turn 1/30: asking m",
+        "01234567   m replied in 1.25 s, 1,000 -> 20 tokens",
+        "01234567   cell 1, 2 lines",
+        "01234567     | a = 1",
+        "01234567     | print(a)",
+        "01234567     > 1",
+        "01234567   cell 1 done (0.50 s, 2 sub-calls, 1 failed)",
+        "01234567   answer: forty two",
+        "01234567 stopped by answer (1 turn, 2.50 s, 3 requests, 1,200 + 34 tokens, $0.5000)",
     ]
 
 
@@ -88,22 +96,22 @@ def test_a_run_from_start_to_answer() -> None:
     [
         (
             RunFinished(run_id="r", stop_reason="error", error="LMError: down", seconds=1),
-            "error: LMError: down (0 turns, 1.00 s",
+            "r   LMError: down\nr failed (0 turns, 1.00 s",
         ),
         (
             RunStarted(run_id="r", parent_id="p", depth=1, root_model="m", prompt_size=3),
-            "  child run r: m; context: str, 3 char",
+            "r   child run: m; context: str, 3 char",
         ),
         (
             RunStarted(run_id="r", root_model="m", prompt_type="bytes", prompt_size=3),
-            "run r: m; context: bytes, 3 bytes",
+            "r run: m; context: bytes, 3 bytes",
         ),
         (
             SandboxOpened(run_id="r", environment="local", in_force={"net": "x", "disk": None}),
             "local, ready in 0 ms; isolation: net; not in force: disk",
         ),
         (SandboxOpened(run_id="r", environment="local", in_force={"net": None}), "no isolation"),
-        (RunStarted(run_id="r", root_model="m", prompt_type="file", prompt_size=3), "context: file, 3 bytes"),
+        (RunStarted(run_id="r", root_model="m", prompt_type="file", prompt_size=1), "context: file, 1 byte\n"),
         (SandboxDied(run_id="r", reason="killed"), "worker lost: killed\n"),
         (
             CellFinished(run_id="r", turn=1, cell=7, error="Traceback\nValueError: [/INST]"),
@@ -151,7 +159,7 @@ def test_sub_calls_are_summed_up_at_intervals() -> None:
     for line in lines:
         finished, started, flying, failed = (int(n) for n in re.findall(r"\d+", line.replace(",", "") + " 0")[:4])
         assert (finished + flying, started, failed) == (1000, 1000, finished // 100)
-    assert lines[-1] == "    sub-calls 1,000/1,000, 0 in flight, 10 failed"
+    assert lines[-1] == "r     sub-calls 1,000/1,000, 0 in flight, 10 failed"
     # The next cell counts from its own first call.
     progress(CellStarted(run_id="r", turn=1, cell=2, code="x"))
     progress(SubcallStarted(run_id="r", subcall=1001, kind="llm", model="m", prompt_preview="p"))
@@ -250,7 +258,38 @@ def test_long_code_and_output_are_cut() -> None:
 
 def test_a_child_is_indented() -> None:
     event = TurnStarted(run_id="c", parent_id="p", depth=2, turn=1, max_turns=5)
-    assert shown(event) == "      turn 1/5\n"
+    assert shown(event) == "c       turn 1/5\n"
+
+
+def test_lines_of_runs_at_once_say_whose_they_are() -> None:
+    first, second = ({"run_id": name * 12, "turn": 1} for name in "ab")
+    text = shown(
+        CellStarted(**first, cell=1, code="x"),
+        CellStarted(**second, cell=1, code="y"),
+        CellFinished(**second, cell=1, stdout="of b"),
+        CellFinished(**first, cell=1, stdout="of a\nand more", error="ValueError: no"),
+    )
+    assert [line.split(maxsplit=1) for line in text.splitlines()] == [
+        ["aaaaaaaa", "cell 1, 1 line"],
+        ["aaaaaaaa", "| x"],
+        ["bbbbbbbb", "cell 1, 1 line"],
+        ["bbbbbbbb", "| y"],
+        ["bbbbbbbb", "> of b"],
+        ["bbbbbbbb", "cell 1 done (0.00 s)"],
+        ["aaaaaaaa", "> of a"],
+        ["aaaaaaaa", "> and more"],
+        ["aaaaaaaa", "cell 1 failed: ValueError: no (0.00 s)"],
+    ]
+
+
+@pytest.mark.parametrize("brief", [True, False])
+def test_why_a_run_failed_is_whole_or_left_to_the_caller(brief: bool) -> None:
+    failed = RunFinished(run_id="r", stop_reason="error", error=f"LMError: {'no ' * 200}END", seconds=1)
+    assert "END\n" in shown(failed, brief=brief)
+    (line,) = shown(failed, brief=brief, reasons=False).splitlines()
+    assert line.endswith("failed (0 turns, 1.00 s, 0 requests, 0 + 0 tokens)")
+    child = RunFinished(run_id="c", parent_id="r", depth=1, stop_reason="error", error="LMError: no")
+    assert ("LMError" in shown(child, brief=brief, reasons=False)) is not brief
 
 
 @pytest.fixture
@@ -273,7 +312,46 @@ def test_colour_only_on_a_terminal_that_wants_it(terminal: io.TextIOWrapper, mon
     monkeypatch.delenv("TERM")
     assert Progress(io.StringIO())._colour is False
     text = shown(*STORY, colour=True)
-    assert "\x1b[1m  turn 1/30: asking m\x1b[0m" in text
+    assert "\x1b[1m01234567   turn 1/30: asking m\x1b[0m" in text
+
+
+def test_a_terminal_shows_how_long_something_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    now = 0.0
+    parent, child = pty.openpty()
+    with open(parent, "rb", buffering=0) as screen, open(child, "w", encoding="utf-8") as stream:
+        progress = Progress(stream, brief=True, colour=False, clock=lambda: now)
+
+        def shows(*events: Event, after: float, last: str) -> str:
+            nonlocal now
+            for event in events:
+                progress(event)
+            now += after
+            progress.tick()
+            text = ""
+            while not text.endswith(last):
+                assert select.select([screen], [], [], 10)[0], text
+                text += screen.read(10_000).decode().replace("\r\n", "\n")
+            return text
+
+        shows(STORY[0], after=2, last="\n\r\x1b[K    starting local, 2 s")
+        # The line that takes its place clears it first.
+        text = shows(*STORY[1:3], after=8, last="asking m\n\r\x1b[K    asking m, 8 s")
+        assert text.startswith("\r\x1b[K  environment: local")
+        subcall = SubcallStarted(run_id="0123456789", subcall=1, kind="llm", model="m", prompt_preview="")
+        shows(*STORY[3:5], subcall, subcall, after=61, last="    cell 1, 2 sub-calls in flight, 61 s")
+        child_turn = TurnStarted(run_id="c", parent_id="0123456789", depth=1, turn=1, max_turns=3)
+        shows(child_turn, after=1, last="\r\x1b[K    cell 1, 2 sub-calls in flight, 62 s")
+        shows(*STORY[5:], after=1, last="tokens, $0.5000)\n")
+
+
+def test_elsewhere_nothing_moves() -> None:
+    stream = io.StringIO()
+    progress = Progress(stream)
+    progress(STORY[2])
+    before = stream.getvalue()
+    progress.tick()
+    assert stream.getvalue() == before
 
 
 def test_a_terminal_without_unicode_still_gets_lines(terminal: io.TextIOWrapper) -> None:
@@ -321,6 +399,6 @@ def test_a_reader_that_does_not_read_does_not_hold_up_the_loop(no_leaks: None) -
         for number in range(5_000):
             progress(LimitReached(run_id="r", limit=str(number), reason="x" * 80))
         first = lines.readline()
-        assert first.startswith("  limit reached: 0:")
+        assert first.startswith("r   limit reached: 0:")
         while "4999" not in lines.readline():
             progress(TurnFinished(run_id="r", turn=1, seconds=1.0))

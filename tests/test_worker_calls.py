@@ -340,6 +340,40 @@ def test_credit_bounds_what_is_unanswered(code: str) -> None:
             assert most > credit // 2
 
 
+def test_a_worker_waits_beyond_the_calls_it_may_have_unanswered() -> None:
+    with Host(calls=7) as host:
+        held: list[int] = []
+        most = served = 0
+
+        def late(call: Frame) -> Frame | None:
+            """Replies once no more calls can come."""
+            nonlocal most, served
+            held.append(call["id"])
+            most = max(most, len(held))
+            if len(held) == 7 or served + len(held) == 200:
+                served += len(held)
+                while held:
+                    host.reply({"id": held.pop()}, value="r")
+            return None
+
+        host.serve = late
+        assert host.show("print(len(llm_query_batched(['x'] * 200)))") == "200\n"
+    assert most == 7
+
+
+def test_calls_that_were_dropped_with_their_cell_are_over_and_leave_room() -> None:
+    with Host(calls=4) as host:
+        code = (
+            "import threading\nout = []\n"
+            "t = threading.Thread(target=lambda: out.extend(llm_query_batched(['x'] * 3)))\n"
+            "t.start()\nllm_query('go on')"
+        )
+        host.serve = lambda call: None if call["prompt"] == "x" else {"value": "y"}
+        host.run(code)
+        said = host.show("t.join()\nprint(*[r.kind for r in out], len(llm_query_batched(['y'] * 9)))")
+        assert said == "cancelled cancelled cancelled 9\n"
+
+
 def test_cancelled_waits_give_their_place_and_credit_back() -> None:
     with Host(credit=2000) as host:
         held: list[Frame] = []

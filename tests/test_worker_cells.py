@@ -428,6 +428,13 @@ def test_values_are_short_and_safe() -> None:
             "t = threading.Thread(target=f); t.start(); t.join()\nprint(out, llm_query('x'))",
             "[0] A:x",
         ),
+        (
+            "import os\ndef sockets():\n    links = []\n    for n in os.listdir('/proc/self/fd'):\n"
+            "        try: links.append(os.readlink(f'/proc/self/fd/{n}'))\n        except OSError: pass\n"
+            "    return sum(link.startswith('socket:') for link in links)\nmine = sockets()\npid = os.fork()\n"
+            "if not pid: os._exit(sockets())\nprint(mine - os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))",
+            "1",  # the channel
+        ),
     ],
 )
 @pytest.mark.filterwarnings("ignore")

@@ -174,8 +174,8 @@ class Host:
                 assert frame["t"] == "done", frame
                 assert frame["cell"] == self.cell
                 break
-        for call in self.open:
-            self.send({"t": "reply", "id": call, "error": "cancelled", "kind": "cancelled"})
+        if self.open:
+            self.send({"t": "dropped", "ids": [[call, call] for call in self.open]})
         self.open.clear()
         outcome.error, outcome.variables = frame.get("error"), frame["variables"]
         outcome.values = frame.get("values", {})

@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import anyio
 
@@ -14,8 +14,9 @@ from .chat import Chat
 from .engine.call import Call
 from .engine.completions import Completions
 from .engine.conversation import Conversation
+from .engine.overrides import Overrides
 from .errors import CancellationError, ConfigurationError
-from .events import Event
+from .events import AnyEvent
 from .portal import Task
 from .types import RLMChatCompletion
 
@@ -63,7 +64,7 @@ class BlockingEventStream:
         self._call = call
         self._ended = False
         # Events cross the threads one way, without a round trip each.
-        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()  # events, then None
 
         async def run() -> RLMChatCompletion | None:
             try:
@@ -83,7 +84,7 @@ class BlockingEventStream:
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Event:
+    def __next__(self) -> AnyEvent:
         if self._ended:
             raise StopIteration
         if self._task.is_foreign:
@@ -154,7 +155,12 @@ class BlockingChat:
             self._holder.stop()
 
     def completion(
-        self, prompt: Any, root_prompt: str | None = None, *, tags: dict[str, Any] | None = None, **overrides: Any
+        self,
+        prompt: Any,
+        root_prompt: str | None = None,
+        *,
+        tags: dict[str, Any] | None = None,
+        **overrides: Unpack[Overrides],
     ) -> RLMChatCompletion:
         """The next completion; see `RLM.completion`.
 
@@ -170,7 +176,12 @@ class BlockingChat:
 
     @contextmanager
     def stream(
-        self, prompt: Any, root_prompt: str | None = None, *, tags: dict[str, Any] | None = None, **overrides: Any
+        self,
+        prompt: Any,
+        root_prompt: str | None = None,
+        *,
+        tags: dict[str, Any] | None = None,
+        **overrides: Unpack[Overrides],
     ) -> Generator[BlockingEventStream]:
         """The next completion as its events; see `RLM.stream`."""
         completions = self._completions

@@ -93,7 +93,18 @@ class RLMError(Exception):
 
 
 class ConfigurationError(RLMError, ValueError):
-    """The call itself is wrong; the message says which call is right."""
+    """The call itself is wrong; the message says which call is right.
+
+    Attributes:
+        argument: The argument that is wrong, by its name in Python; None where that is not one alone.
+        cure: What to do, by a word: "model_name", "base_url", "api_key", "price" or "encoding" where that has to be
+            given; None where the message alone tells.
+    """
+
+    def __init__(self, message: str, *, argument: str | None = None, cure: str | None = None, **details: Any) -> None:
+        super().__init__(message, **details)
+        self.argument = argument
+        self.cure = cure
 
 
 class LimitError(RLMError):

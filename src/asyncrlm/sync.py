@@ -8,12 +8,13 @@ import threading
 import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
-from typing import Any, Concatenate, ParamSpec, Self
+from typing import Any, Concatenate, ParamSpec, Self, Unpack
 
 import anyio
 
 from .blocking import BlockingChat, BlockingEventStream, Start, completed
 from .engine.completions import Completions
+from .engine.overrides import Overrides
 from .errors import CancellationError, ConfigurationError
 from .portal import Portal, Task, Tasks
 from .rlm import AsyncRLM, completions_of
@@ -65,7 +66,12 @@ class RLM:
         return _unpickled, (type(self), self._rlm)
 
     def completion(
-        self, prompt: Any, root_prompt: str | None = None, *, tags: dict[str, Any] | None = None, **overrides: Any
+        self,
+        prompt: Any,
+        root_prompt: str | None = None,
+        *,
+        tags: dict[str, Any] | None = None,
+        **overrides: Unpack[Overrides],
     ) -> RLMChatCompletion:
         """One run; see `AsyncRLM.acompletion`.
 
@@ -77,7 +83,12 @@ class RLM:
 
     @contextmanager
     def stream(
-        self, prompt: Any, root_prompt: str | None = None, *, tags: dict[str, Any] | None = None, **overrides: Any
+        self,
+        prompt: Any,
+        root_prompt: str | None = None,
+        *,
+        tags: dict[str, Any] | None = None,
+        **overrides: Unpack[Overrides],
     ) -> Generator[BlockingEventStream]:
         """The same run as its events, in order: `with rlm.stream(…) as events: for event in events: …`.
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .._version import __version__
+from ..environments import NAMES
 from .exits import exits
+from .given import Settings, number, place, price, question
 from .sandboxes import app as sandboxes
 
 if TYPE_CHECKING:
@@ -45,6 +47,12 @@ def about(
     """Ask questions about texts far longer than a model's window."""
 
 
+def _known(name: str) -> str:
+    if name not in NAMES:
+        raise typer.BadParameter(f"{name}: use one of {', '.join(NAMES)}")
+    return name
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print the completion as JSON, without its trajectory.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress lines.")]
 Verbose = Annotated[
@@ -76,39 +84,47 @@ def run(
             metavar="FILE", help="A text file, a folder, 'docs/*.md', an https:// address, - for standard input."
         ),
     ],
-    question: Annotated[str, typer.Option("--question", "-q", help="What to find out about it.")],
+    asked: Annotated[
+        str, typer.Option("--question", "-q", metavar="TEXT", help="What to find out about it.", callback=question)
+    ],
     backend: Annotated[
         str,
         typer.Option(
+            metavar="NAME",
             help="openai, azure_openai, anthropic, gemini, portkey, openrouter, vercel, prime, vllm, ollama, lmstudio, "
-            "llamacpp, llamacpp_local, or offline (no model, no network)."
+            "llamacpp, llamacpp_local, or offline (no model, no network).",
         ),
     ] = "openai",
-    model: Annotated[str | None, typer.Option(help="The root model's name.")] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="The root model's name.")] = None,
     sub_model: Annotated[
-        str | None, typer.Option(help="The model that sub-calls go to; the root model if not given.")
+        str | None, typer.Option(metavar="NAME", help="The model that sub-calls go to; the root model if not given.")
     ] = None,
-    base_url: Annotated[str | None, typer.Option(help="Address of an OpenAI-compatible server.")] = None,
-    price: Annotated[
+    base_url: Annotated[str | None, typer.Option(metavar="URL", help="Address of an OpenAI-compatible server.")] = None,
+    root_price: Annotated[
         str | None,
-        typer.Option(metavar="IN,OUT", help="US dollars per million tokens of the root model; for --max-budget."),
+        typer.Option(
+            "--price", metavar="IN,OUT", help="US dollars per million tokens of the root model; for --max-budget."
+        ),
     ] = None,
     sub_price: Annotated[str | None, typer.Option(metavar="IN,OUT", help="The same of --sub-model.")] = None,
-    environment: Annotated[str, typer.Option(help="Where cells run.")] = "local",
-    max_iterations: Annotated[int | None, typer.Option(min=1, help="Turns of the run.")] = None,
-    max_depth: Annotated[int | None, typer.Option(min=0, help="How deep runs nest; 0 asks the model directly.")] = None,
-    max_budget: Annotated[float | None, typer.Option(min=0, help="US dollars for everything.")] = None,
-    max_timeout: Annotated[float | None, typer.Option(min=0, help="Seconds for everything.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=0, help="Tokens for everything, input and output.")] = None,
-    max_subcalls: Annotated[int | None, typer.Option(min=0, help="Calls of models by cells.")] = None,
-    max_errors: Annotated[int | None, typer.Option(min=1, help="Turns in a row whose cells raise.")] = None,
-    max_concurrent_requests: Annotated[int | None, typer.Option(min=1, help="Requests in flight at once.")] = None,
-    max_concurrent_subcalls: Annotated[int | None, typer.Option(min=1, help="Live child runs per depth.")] = None,
+    environment: Annotated[
+        str, typer.Option(metavar="NAME", help=f"Where cells run: {', '.join(NAMES)}.", callback=_known)
+    ] = "local",
+    settings: Settings = None,
+    max_iterations: Annotated[int | None, number("N", "Turns of the run.", least=1)] = None,
+    max_depth: Annotated[int | None, number("N", "How deep runs nest; 0 asks the model directly.")] = None,
+    max_budget: Annotated[float | None, number("USD", "US dollars for everything.")] = None,
+    max_timeout: Annotated[float | None, number("SECONDS", "Seconds for everything.")] = None,
+    max_tokens: Annotated[int | None, number("N", "Tokens for everything, input and output.")] = None,
+    max_subcalls: Annotated[int | None, number("N", "Calls of models by cells.")] = None,
+    max_errors: Annotated[int | None, number("N", "Turns in a row whose cells raise.", least=1)] = None,
+    max_concurrent_requests: Annotated[int | None, number("N", "Requests in flight at once.", least=1)] = None,
+    max_concurrent_subcalls: Annotated[int | None, number("N", "Live child runs per depth.", least=1)] = None,
     subcall_timeout: Annotated[
-        float | None, typer.Option(min=0, help="Seconds one call by a cell may take; inf for no limit.")
+        float | None, number("SECONDS", "Seconds that one llm_query may take, retries included; inf for no limit.")
     ] = None,
     tool_timeout: Annotated[
-        float | None, typer.Option(min=0, help="Seconds one call of a tool may take; inf for no limit.")
+        float | None, number("SECONDS", "Seconds that one call of a tool may take; inf for no limit.")
     ] = None,
     limits: Annotated[
         LimitsMode | None, typer.Option(help="soft: at most the calls in flight over a limit; hard: never over.")
@@ -137,7 +153,7 @@ def run(
         from .ask import ask, backend_arguments, context_arguments, read_prompt  # noqa: PLC0415 - `--help` needs no engine
 
         arguments = {
-            "environment": environment,
+            "environment": place(environment, settings),
             "max_iterations": max_iterations,
             "max_depth": max_depth,
             "max_budget": max_budget,
@@ -163,13 +179,13 @@ def run(
             model=model,
             sub_model=sub_model,
             base_url=base_url,
-            price=_price("--price", price),
-            sub_price=_price("--sub-price", sub_price),
+            price=price("--price", root_price),
+            sub_price=price("--sub-price", sub_price),
         )
         shown = _detail(quiet=quiet, verbose=verbose, by_itself=sys.stderr is not None and sys.stderr.isatty())
         ask(
             read_prompt(file),
-            question,
+            asked,
             given,
             name=file,
             log_dir=log_dir,
@@ -181,7 +197,9 @@ def run(
 
 @app.command(epilog=_STATUS)
 def demo(
-    question: Annotated[str | None, typer.Option("--question", "-q", help="Ask something else.")] = None,
+    asked: Annotated[
+        str | None, typer.Option("--question", "-q", metavar="TEXT", help="Ask something else.", callback=question)
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -195,19 +213,7 @@ def demo(
     with exits(as_json=as_json):
         from .demo import run_demo  # noqa: PLC0415 - as above
 
-        run_demo(question, progress=_detail(quiet=quiet, verbose=verbose, by_itself=True), as_json=as_json)
-
-
-def _price(option: str, given: str | None) -> tuple[float, float] | None:
-    if given is None:
-        return None
-    try:
-        entered, left = map(float, given.split(","))
-    except ValueError:
-        entered = left = -1.0
-    if not (0 <= entered < float("inf") and 0 <= left < float("inf")):
-        raise typer.BadParameter(f"{option} is two numbers, such as 0.25,2: US dollars per million tokens")
-    return entered, left
+        run_demo(asked, progress=_detail(quiet=quiet, verbose=verbose, by_itself=True), as_json=as_json)
 
 
 def _detail(*, quiet: bool, verbose: bool, by_itself: bool) -> Detail | None:

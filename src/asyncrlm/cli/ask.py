@@ -11,6 +11,8 @@ import anyio
 import msgspec
 
 from .. import AsyncRLM, ConfigurationError, RLMChatCompletion, RLMLogger, Web
+from ..engine.groups import one_error
+from ..engine.overrides import Overrides
 from ..environments.units import parse_bytes
 from ..observe.progress import Progress
 from .exits import FAILED, USAGE, fail, say, write, write_json
@@ -55,12 +57,12 @@ def _decoded(data: bytes, name: str) -> str:
         fail(f"{name}: not UTF-8 text (byte {error.start})", USAGE)
 
 
-def context_arguments(*, lazy: bool, max_download: str | None, allow_private: bool) -> dict[str, Any]:
+def context_arguments(*, lazy: bool, max_download: str | None, allow_private: bool) -> Overrides:
     """The options that say how the context is had, as arguments of `AsyncRLM.acompletion`."""
     web = Web(allow_private=allow_private)
     if max_download is not None:
         web = msgspec.structs.replace(web, max_bytes=parse_bytes("--max-download", max_download) or web.max_bytes)
-    return {"lazy": lazy, "web": web}
+    return Overrides(lazy=lazy, web=web)
 
 
 def backend_arguments(
@@ -96,26 +98,32 @@ def ask(
     log_dir: str | None = None,
     progress: Detail | None = None,
     as_json: bool = False,
-    overrides: dict[str, Any] | None = None,
+    overrides: Overrides | None = None,
 ) -> None:
     """Run to the answer and print it, with progress lines unless that is None.
 
     Raises:
         RLMError: as `AsyncRLM.acompletion`.
     """
-    logger = None if log_dir is None else RLMLogger(log_dir)
-    rlm = AsyncRLM(**arguments, logger=logger)
+    rlm = AsyncRLM(**arguments, logger=_logger(log_dir))
+    of_call: Overrides = overrides or {}
 
     async def complete() -> RLMChatCompletion:
         if progress is None:
-            return await rlm.acompletion(prompt, question, **(overrides or {}))
-        tell = Progress(brief=progress == "brief")
-        async with rlm.astream(prompt, question, **(overrides or {})) as events:
-            async for event in events:
-                tell(event)
-        if events.result is None:
+            return await rlm.acompletion(prompt, question, **of_call)
+        tell = Progress(brief=progress == "brief", reasons=False)  # which is the last line of the command
+        completion: RLMChatCompletion | None = None
+        with one_error():
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(tell.keep_moving)
+                async with rlm.astream(prompt, question, **of_call) as events:
+                    async for event in events:
+                        tell(event)
+                    completion = events.result
+                tasks.cancel_scope.cancel()
+        if completion is None:
             raise RuntimeError("a run ended without a result or an error")
-        return events.result
+        return completion
 
     try:
         completion = anyio.run(complete)
@@ -124,6 +132,14 @@ def ask(
             fail(f"{name}: {problem}", USAGE)
         raise
     _show(completion, name, as_json=as_json)
+
+
+def _logger(log_dir: str | None) -> RLMLogger | None:
+    try:
+        return None if log_dir is None else RLMLogger(log_dir)
+    except ConfigurationError as error:
+        why = error.__cause__
+        fail(f"--log-dir {log_dir}: {(why.strerror if isinstance(why, OSError) else None) or error}", USAGE)
 
 
 def _show(completion: RLMChatCompletion, name: str, *, as_json: bool) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+from pathlib import Path
 from typing import Final
 
 from .ask import Detail, ask
@@ -32,5 +34,15 @@ def run_demo(question: str | None, *, progress: Detail | None, as_json: bool) ->
     ask(text, asked, {"backend": "offline"}, name="pydoc_data.topics", progress=progress, as_json=as_json)
     if progress is not None:
         say("")
-        say("The code of each turn: asyncrlm demo --verbose")
-        say("With a model: asyncrlm run FILE -q QUESTION --backend openai --model NAME   (asyncrlm run --help)")
+        command = _command()
+        say(f"The code of each turn: {command} demo --verbose")
+        say(f"With a model: {command} run FILE -q QUESTION --backend openai --model NAME   ({command} run --help)")
+
+
+def _command() -> str:
+    """How to call this command again: a virtual environment need not be on the path."""
+    called = Path(sys.argv[0])
+    if called.name == "__main__.py":
+        return "python -m asyncrlm"
+    found = shutil.which(called.name)
+    return called.name if found is not None and Path(found).absolute() == called.absolute() else str(called)

@@ -40,9 +40,7 @@ def exits(*, as_json: bool = False) -> Generator[None]:
     except RLMError as error:
         if as_json:
             write_json(_failure(error))
-        fail(
-            spoken(f"{type(error).__name__}: {error}"), TIMED_OUT if isinstance(error, TimeoutExceededError) else FAILED
-        )
+        fail(spoken(str(error)), TIMED_OUT if isinstance(error, TimeoutExceededError) else FAILED)
     except KeyboardInterrupt:
         fail("interrupted", INTERRUPTED)
 

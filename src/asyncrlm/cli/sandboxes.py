@@ -9,6 +9,8 @@ import msgspec
 import typer
 
 from .exits import FAILED, exits, fail, write, write_json
+from .given import Settings, number
+from .given import settings as settings_of
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look after the places where cells run.")
 
@@ -24,17 +26,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 @app.command(epilog=_CHECKED)
 def check(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Of an environment, such as docker; all if not given.")
+        str | None, typer.Argument(metavar="NAME", help="An environment, such as docker; all if not given.")
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="SETTING=VALUE",
-            help="One of its environment_kwargs, such as image=python:3.12-slim; JSON, or else text. Again for more.",
-        ),
-    ] = None,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that each may take.")] = 120.0,
+    settings: Settings = None,
+    timeout: Annotated[float, number("SECONDS", "Seconds that each may take.")] = 120.0,
     as_json: Json = False,
 ) -> None:
     """Tell whether an environment can be used here, and what is missing.
@@ -50,7 +45,7 @@ def check(
         found: list[dict[str, Any]] = []
 
         async def run() -> None:
-            async for result in checks(name, _settings(settings or []), timeout):
+            async for result in checks(name, settings_of(settings), timeout):
                 found.append(msgspec.to_builtins(result))
                 if not as_json:
                     write(told(result))
@@ -91,16 +86,3 @@ def prune(
             write("nothing to remove")
         if problem is not None:
             fail(problem, FAILED)
-
-
-def _settings(given: list[str]) -> dict[str, Any]:
-    settings: dict[str, Any] = {}
-    for one in given:
-        name, equals, value = one.partition("=")
-        if not name or not equals:
-            raise typer.BadParameter(f"--set {one}: use --set SETTING=VALUE")
-        try:
-            settings[name] = msgspec.json.decode(value)
-        except msgspec.DecodeError:
-            settings[name] = value
-    return settings

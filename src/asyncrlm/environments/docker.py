@@ -185,17 +185,25 @@ class DockerEnvironment(RemoteEnvironment, frozen=True, kw_only=True):
             lambda: Engine(self.docker_host, self.docker_context, threads=threads_of(scope)),
         )
 
+    async def prepare(self, scope: Scope) -> None:
+        if self.pool_size:
+            await (await self._pool(scope)).fill()
+
     async def open(self, scope: Scope) -> RemoteSandbox:
-        asyncio_only(self.name)
         if not self.pool_size or not getattr(scope, "long_lived", False):
+            asyncio_only(self.name)
             return await super().open(scope)
-        await self.engine(scope)  # before the pool, so that it is left after it
-        pool = await scope.shared(
-            ("docker pool", id(self)), lambda: Pool(self.pool_size, lambda: self._open_booted(scope), _is_running)
-        )
+        pool = await self._pool(scope)
         sandbox = await pool.take()
         pool.refill()
         return sandbox
+
+    async def _pool(self, scope: Scope) -> Pool:
+        asyncio_only(self.name)
+        await self.engine(scope)  # before the pool, so that it is left after it
+        return await scope.shared(
+            ("docker pool", id(self)), lambda: Pool(self.pool_size, lambda: self._open_booted(scope), _is_running)
+        )
 
     async def _open_booted(self, scope: Scope) -> RemoteSandbox:
         sandbox = await super().open(scope)

@@ -49,7 +49,7 @@ class LocalEnvironment(Environment, frozen=True, kw_only=True):
     """Another interpreter (3.9 or later), with its own packages. None: this one."""
     pool_size: int | None = None
     """Workers kept started ahead while the `AsyncRLM` is entered (`async with`), at about 2.5 MB each. A number: the
-    runs that begin together; the first waits until all are there. None: up to 16, started by and by. 0: none."""
+    runs that begin together; all are there once it is entered. None: up to 16, started by and by. 0: none."""
     _shell: ClassVar[bool] = False
     _mode: str = "auto"
     _package: Path | None = None
@@ -75,6 +75,10 @@ class LocalEnvironment(Environment, frozen=True, kw_only=True):
             if python is None:
                 raise ConfigurationError(f"python={str(self.python)!r} can't be run: give the path of an interpreter")
             force_setattr(self, "python", Path(python).absolute())
+
+    async def prepare(self, scope: Scope) -> None:
+        if self.pool_size:
+            await (await self.open(scope)).aclose()  # the first to be opened waits for all
 
     async def open(self, scope: Scope) -> Sandbox:
         if self._mode == "portable" or sys.platform == "darwin":

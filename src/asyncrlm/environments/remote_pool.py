@@ -25,8 +25,8 @@ REFILLED_AT_ONCE = 2
 class Pool:
     """As many sandboxes as runs begin at the same time, for one environment in one scope.
 
-    The first run waits until it is full; what is taken is made again in a task that outlives the run, and ends with the
-    pool. A task group would have to be left by who entered it, which a pool is not; so it runs on asyncio only.
+    Whoever needs it first waits until it is full; what is taken is made again in a task that outlives the run, and
+    ends with the pool. A task group would have to be left by who entered it, which a pool is not: so, asyncio only.
     """
 
     def __init__(
@@ -68,11 +68,7 @@ class Pool:
         Raises:
             SandboxLost: if none can be had.
         """
-        if not self._filled:
-            async with self._filling:
-                if not self._filled:
-                    await self._fill()
-                    self._filled = True
+        await self.fill()
         while self._spares:
             sandbox = self._spares.popleft()
             if await self._is_fresh(sandbox):
@@ -80,9 +76,19 @@ class Pool:
             await sandbox.aclose()
         return await self._make()
 
-    async def _fill(self) -> None:
-        if (error := await self._make_missing(AT_ONCE)) is not None:
-            raise error
+    async def fill(self) -> None:
+        """Make all of them, once.
+
+        Raises:
+            SandboxLost: if one can't be had.
+        """
+        if self._filled:
+            return
+        async with self._filling:
+            if not self._filled:
+                if (error := await self._make_missing(AT_ONCE)) is not None:
+                    raise error
+                self._filled = True
 
     async def _make_missing(self, at_once: int) -> Exception | None:
         """Until none is missing, or one can't be made: then why."""

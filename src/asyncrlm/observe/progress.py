@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import select
-import sys
 import time
-from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TextIO
+
+import anyio
 
 from ..events import (
     CellFinished,
@@ -30,7 +28,8 @@ from ..events import (
     TurnFinished,
     TurnStarted,
 )
-from .text import one_line, printable
+from .lines import Lines
+from .text import counted, one_line, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,11 +42,16 @@ INTERVAL: Final = 0.2
 BRIEF_INTERVAL: Final = 1.0
 """The same where progress is brief."""
 
+TICK: Final = 1.0
+"""Seconds between two looks of `keep_moving`."""
+
 MAX_LINES: Final = 12
 """Lines shown of one cell's code, or of what it printed."""
 
 _WIDTH: Final = 120
-_PENDING: Final = 1_000
+_LONG: Final = 1_000
+"""Characters of why a run failed: there the end matters, too."""
+_ENDED: Final = {"error": "failed", "cancelled": "cancelled"}
 _STYLES: Final = {"head": "1", "dim": "2", "good": "32", "bad": "31", "warn": "33"}
 
 
@@ -56,9 +60,10 @@ _IN_BYTES = ("bytes", "file", "text", "binary", "documents", "texts", "table")
 
 
 class Progress:
-    """A listener that writes what happens in a tree of runs, a line at a time.
+    """A listener that writes what happens in a tree of runs, a line at a time, each with the run's id in front.
 
-    Brief, it writes of the root run only: its turns, how many sub-calls they made, what went wrong, the end.
+    Brief, it writes of the root run only, and without the id: its turns, how many sub-calls they made, what went wrong,
+    the end.
 
     Text of models and cells is written literally, without its terminal escapes and control characters. Colour is
     used only on a terminal, and not where `NO_COLOR` is set. Writing never blocks the event loop (lines wait while
@@ -67,6 +72,7 @@ class Progress:
     Args:
         stream: Where to write; None for standard error, as it is at the time of writing.
         brief: Leave out what models reply, code, what cells print, and children.
+        reasons: Say why a root run failed. False where the caller says it.
         colour: True or False to force it.
         clock: Seconds, monotonic; for tests.
     """
@@ -76,15 +82,18 @@ class Progress:
         stream: TextIO | None = None,
         *,
         brief: bool = False,
+        reasons: bool = True,
         colour: bool | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._lines = _Lines(stream)
+        self._lines = Lines(stream)
         self._brief = brief
+        self._reasons = reasons
         self._interval = BRIEF_INTERVAL if brief else INTERVAL
         self._colour = self._lines.wants_colour() if colour is None else colour
         self._clock = clock
         self._runs: dict[str, _Run] = {}
+        self._doing: _Doing | None = None
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
             RunStarted: self._run_started,
             ContextProgress: self._context_came,
@@ -114,11 +123,27 @@ class Progress:
             handler(event)
         self._lines.flush()
 
+    async def keep_moving(self) -> None:
+        """On a terminal, show what the root run is doing and since when, second by second, until cancelled."""
+        try:
+            while True:
+                await anyio.sleep(TICK)
+                self.tick()
+        finally:
+            self._lines.status("")
+
+    def tick(self) -> None:
+        """Show it once; the next line takes its place."""
+        if (doing := self._doing) is None:
+            return
+        flight = doing.run.started - doing.run.finished
+        calls = f", {counted(flight, 'sub-call')} in flight" if flight else ""
+        self._lines.status(f"    {one_line(doing.what, _WIDTH)}{calls}, {self._clock() - doing.since:.0f} s")
+
     # ---- writing -----------------------------------------------------------------------------------------------------
 
-    def _say(self, event: Event, text: str, style: str = "") -> None:
-        indent = "  " * event.depth + " " * (len(text) - len(text.lstrip(" ")))
-        line = indent + one_line(text, _WIDTH + 40)
+    def _say(self, event: Event, text: str, style: str = "", limit: int = _WIDTH + 40) -> None:
+        line = self._begin(event) + " " * (len(text) - len(text.lstrip(" "))) + one_line(text, limit)
         if self._colour and style:
             line = f"\x1b[{_STYLES[style]}m{line}\x1b[0m"
         self._lines.add(line)
@@ -130,14 +155,22 @@ class Progress:
         more = text.rstrip().count("\n") + 1 - len(shown[:MAX_LINES])
         for line in shown[:MAX_LINES]:
             cut = line if len(line) <= _WIDTH else line[: _WIDTH - 3] + "..."
-            prefix = "  " * event.depth + f"    {mark} "
+            prefix = f"{self._begin(event)}    {mark} "
             styled = f"\x1b[{_STYLES[style]}m{prefix}{cut}\x1b[0m" if self._colour else prefix + cut
             self._lines.add(styled.rstrip())
         if more > 0:
-            self._say(event, f"    {mark} ... {more:,} more lines", style)
+            self._say(event, f"    {mark} ... {counted(more, 'more line')}", style)
+
+    def _begin(self, event: Event) -> str:
+        """What each line begins with: several runs at once would else be one muddle."""
+        return "  " * event.depth if self._brief else f"{event.run_id[:8]} {'  ' * event.depth}"
 
     def _of(self, event: Event) -> _Run:
         return self._runs.setdefault(event.run_id, _Run())
+
+    def _now(self, event: Event, what: str) -> None:
+        if event.parent_id is None:
+            self._doing = _Doing(self._of(event), what, self._clock())
 
     # ---- events ------------------------------------------------------------------------------------------------------
 
@@ -148,9 +181,12 @@ class Progress:
         subs = [name for name in event.sub_models if name != event.root_model]
         if subs:
             models += f" (sub-calls: {', '.join(subs)})"
-        unit = "bytes" if event.prompt_type in _IN_BYTES else "characters"
-        size = f"{event.prompt_type}, {event.prompt_size:,} {unit}"
-        self._say(event, f"{what} {event.run_id[:8]}: {models}; context: {size}", "head")
+        unit = "byte" if event.prompt_type in _IN_BYTES else "character"
+        size = f"{event.prompt_type}, {counted(event.prompt_size, unit)}"
+        if self._brief:
+            what += f" {event.run_id[:8]}"
+        self._say(event, f"{what}: {models}; context: {size}", "head")
+        self._now(event, f"starting {event.environment}" if event.max_depth else f"asking {event.root_model}")
         if event.root_prompt:
             self._say(event, f"  question: {event.root_prompt}")
 
@@ -159,9 +195,10 @@ class Progress:
         now = self._clock()
         if event.received == event.total or now - run.context_told >= 1.0:
             run.context_told = now
-            of = "" if event.total is None else f" of {event.total:,}"
+            of = "" if event.total is None else f"{event.received:,} of "
+            size = counted(event.received if event.total is None else event.total, "byte")
             where = " into the sandbox" if event.to == "sandbox" else ""
-            self._say(event, f"context: {event.name}, {event.received:,}{of} bytes{where}", "dim")
+            self._say(event, f"context: {event.name}, {of}{size}{where}", "dim")
 
     def _sandbox_opened(self, event: SandboxOpened) -> None:
         text = f"  environment: {event.environment}, ready in {event.seconds * 1000:.0f} ms"
@@ -175,6 +212,7 @@ class Progress:
         run.begin_turn(event.turn)
         asking = f": asking {run.model}" if run.model else ""
         self._say(event, f"  turn {event.turn}/{event.max_turns}{asking}", "head")
+        self._now(event, f"asking {run.model}")
 
     def _model_replied(self, event: ModelReplied) -> None:
         tokens = ""
@@ -187,19 +225,20 @@ class Progress:
 
     def _cell_started(self, event: CellStarted) -> None:
         self._of(event).begin_cell()
-        count = event.code.rstrip().count("\n") + 1
-        self._say(event, f"  cell {event.cell}, {count} line{'s' if count != 1 else ''}")
+        self._now(event, f"cell {event.cell}")
+        lines = event.code.rstrip().count("\n") + 1
+        self._say(event, f"  cell {event.cell}, {counted(lines, 'line')}")
         self._quote(event, event.code, "|")
 
     def _cell_counted(self, event: CellStarted) -> None:
         self._of(event).begin_cell()
+        self._now(event, f"cell {event.cell}")
 
     def _turn_finished(self, event: TurnFinished) -> None:
         run = self._of(event)
-        cells = f"{run.cells} cell{'s' if run.cells != 1 else ''}"
         failed = f" ({run.turn_failed:,} failed)" if run.turn_failed else ""
-        calls = f", {run.turn_calls:,} sub-call{'s' if run.turn_calls != 1 else ''}{failed}" if run.turn_calls else ""
-        self._say(event, f"    {cells}{calls}, {event.seconds:.2f} s")
+        calls = f", {counted(run.turn_calls, 'sub-call')}{failed}" if run.turn_calls else ""
+        self._say(event, f"    {counted(run.cells, 'cell')}{calls}, {event.seconds:.2f} s")
 
     def _cell_finished(self, event: CellFinished) -> None:
         run = self._of(event)
@@ -219,7 +258,7 @@ class Progress:
         calls = ""
         if event.subcalls:
             failed = f", {event.failed_subcalls:,} failed" if event.failed_subcalls else ""
-            calls = f", {event.subcalls:,} sub-call{'s' if event.subcalls != 1 else ''}{failed}"
+            calls = f", {counted(event.subcalls, 'sub-call')}{failed}"
         text = f"  cell {event.cell} {outcome} ({event.seconds:.2f} s{calls})"
         self._say(event, text, "bad" if event.error is not None else "")
 
@@ -255,7 +294,9 @@ class Progress:
         self._say(event, f"    sub-calls {run.finished:,}/{run.started:,}, {flight:,} in flight{failed}")
 
     def _tool_called(self, event: ToolCalled) -> None:
-        outcome = f"raised {event.error}" if event.error is not None else f"returned {event.result_bytes:,} bytes"
+        outcome = (
+            f"raised {event.error}" if event.error is not None else f"returned {counted(event.result_bytes, 'byte')}"
+        )
         self._say(event, f"    tool {event.name} {outcome} ({event.seconds:.2f} s)")
 
     def _request_waiting(self, event: RequestWaiting) -> None:
@@ -276,15 +317,17 @@ class Progress:
 
     def _run_finished(self, event: RunFinished) -> None:
         run = self._runs.pop(event.run_id, _Run())
-        totals = f"{run.turns} turn{'s' if run.turns != 1 else ''}, {event.seconds:.2f} s"
+        totals = f"{counted(run.turns, 'turn')}, {event.seconds:.2f} s"
         if event.parent_id is None:
             totals += _totals(event.usage_summary)
-        if event.error is not None:
-            self._say(event, f"{event.stop_reason}: {event.error} ({totals})", "bad")
-            return
-        if event.response is not None and not self._brief:
+        if event.parent_id is None:
+            self._doing = None
+        if event.error is not None and (self._reasons or event.parent_id is not None):
+            self._say(event, f"  {event.error}", "bad", _LONG)
+        elif event.response is not None and event.error is None and not self._brief:
             self._say(event, f"  answer: {event.response}", "good")
-        self._say(event, f"stopped by {event.stop_reason} ({totals})", "head")
+        ended = _ENDED.get(event.stop_reason, f"stopped by {event.stop_reason}")
+        self._say(event, f"{ended} ({totals})", "bad" if event.error is not None else "head")
 
 
 @dataclass(slots=True)
@@ -318,59 +361,13 @@ class _Run:
         self.said_at = None
 
 
-class _Lines:
-    """Lines on their way to a stream that may be slow, closed, or not there at all."""
+@dataclass(frozen=True, slots=True)
+class _Doing:
+    """What a root run is at."""
 
-    def __init__(self, stream: TextIO | None) -> None:
-        self._stream = stream
-        self._waiting: deque[str] = deque(maxlen=_PENDING)
-        self._broken = False
-
-    def _target(self) -> TextIO | None:
-        return self._stream if self._stream is not None else sys.stderr
-
-    def wants_colour(self) -> bool:
-        if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
-            return False
-        try:
-            target = self._target()
-            return target is not None and target.isatty()
-        except (AttributeError, ValueError):
-            return False
-
-    def add(self, line: str) -> None:
-        self._waiting.append(line)
-
-    def flush(self) -> None:
-        """Write what can be written without waiting."""
-        target = self._target()
-        if self._broken or target is None:
-            self._waiting.clear()
-            return
-        try:
-            while self._waiting and _has_room(target):
-                target.write(_encodable(self._waiting[0], target) + "\n")
-                target.flush()
-                self._waiting.popleft()
-        except (OSError, ValueError):
-            # Closed, or its reader is gone: nobody is left to tell.
-            self._broken = True
-
-
-def _has_room(stream: TextIO) -> bool:
-    """Whether a line can be written to `stream` without waiting; a pipe with room has room for 4 KiB."""
-    try:
-        fd = stream.fileno()
-    except (OSError, ValueError, AttributeError):
-        return True
-    poll = select.poll()
-    poll.register(fd, select.POLLOUT)
-    return bool(poll.poll(0))
-
-
-def _encodable(line: str, stream: TextIO) -> str:
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    return line.encode(encoding, "backslashreplace").decode(encoding)
+    run: _Run
+    what: str
+    since: float
 
 
 def _isolation(in_force: dict[str, Any], *, brief: bool) -> str:
@@ -388,7 +385,8 @@ def _last_line(text: str) -> str:
 
 
 def _totals(usage: UsageSummary) -> str:
-    text = f", {usage.total_calls:,} requests, {usage.total_input_tokens:,} + {usage.total_output_tokens:,} tokens"
+    text = f", {counted(usage.total_calls, 'request')}"
+    text += f", {usage.total_input_tokens:,} + {usage.total_output_tokens:,} tokens"
     if usage.total_cost is not None:
         text += f", ${usage.total_cost:.4f}" if usage.total_cost else ", $0"
     return text + ("" if usage.complete else " (partly estimated)")

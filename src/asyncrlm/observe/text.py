@@ -49,6 +49,11 @@ def one_line(text: str, limit: int) -> str:
     return line if len(line) <= limit and len(text) <= 4 * limit else line[: max(limit - 3, 0)].rstrip() + "..."
 
 
+def counted(number: int, noun: str) -> str:
+    """Such as "1 line" and "2,000 lines"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def redact(text: str) -> str:
     """`text` without what looks like a key or an Authorization header."""
     return _SECRET_TEXT.sub(lambda match: f"{match[1]} {REDACTED}" if match[1] else REDACTED, text)

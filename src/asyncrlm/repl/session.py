@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,15 +15,13 @@ import msgspec
 from ..errors import ConfigurationError, RLMError, SandboxLost
 from .broker import Broker, Services, SubCall, ToolRecord
 from .clock import CellClock, Verdict
-from .context import plan_load
 from .link import CLOSE_GRACE, Link, check_code
-from .messages import Init
 from .outcome import CellOutcome, SubmittedAnswer, lost_between, outcome_of, submitted
 from .resources import threads_of
 from .sandbox import Environment, Report, Scope
 from .shelf import Shelf
 from .tool_desk import ToolDesk
-from .tool_loading import load_tools
+from .tool_loading import init_frame, load_tools
 from .tools import HostTools
 from .uploads import Tell
 from .web import Web
@@ -76,7 +74,7 @@ class Session:
         self._services = services
         self._tools = tools or HostTools()
         self._desk = desk or ToolDesk()
-        self._init = Init(raise_errors=raise_errors, show_values=show_values, tools=self._tools.functions)
+        self._init = init_frame(self._tools, raise_errors=raise_errors, show_values=show_values)
         self._on_tool = on_tool
         self._on_sandbox = on_sandbox
         self._on_upload = on_upload
@@ -182,16 +180,21 @@ class Session:
             before, self._tools = self._tools, tools
             self._services, self._on_tool, self._desk = services, on_tool, desk
             self._retired |= before.names.keys()
-            self._init = Init(raise_errors=raise_errors, show_values=show_values, tools=tools.functions)
+            self._init = init_frame(tools, raise_errors=raise_errors, show_values=show_values)
             gone = before.entries.keys() - tools.entries.keys()
             link.channel.send(msgspec.structs.replace(self._init, drop=sorted(gone)))
             if before is not tools:
                 await load_tools(link, tools, self._init, self._threads)
-            await link.load(plan_load("answer", {"content": "", "ready": False}))
-            link.forget_answer()
+            await link.reset_answer()
             if on_sandbox is not None:
                 on_sandbox(link.report, time.monotonic() - began)
             self._on_sandbox, self._on_upload = on_sandbox, on_upload
+
+    async def reset_answer(self) -> None:
+        """Have no answer from now on. One that died has none."""
+        with self._exclusively("reset_answer"), suppress(SandboxLost):  # whose end the next cell tells
+            if self._link is not None and self._link.alive:
+                await self._link.reset_answer()
 
     def take_loss(self) -> str | None:
         """How a worker was lost since this was last asked; None if none was. Who asks tells the model."""
@@ -257,6 +260,8 @@ class Session:
             link.kill("its setup_code failed")
             link.told = True
             raise ConfigurationError(f"setup_code failed:\n{outcome.error.traceback or outcome.error.message}")
+        if outcome.answer is not None:  # nobody asked yet
+            await link.reset_answer()
         link.prepared = True
 
     async def _run_cell(self, link: Link, number: int, code: str) -> CellOutcome:
@@ -359,6 +364,15 @@ class Session:
         return await self._start()
 
     async def _start(self) -> Link:
+        try:
+            return await self._start_once()
+        except SandboxLost:
+            link = self._link
+            if link is None or not (link.sandbox.another_is_free and link.ended.is_set()):
+                raise
+            return await self._start_once()  # no cell has run
+
+    async def _start_once(self) -> Link:
         group = self._entered()
         began = time.monotonic()
         link = self._link = Link(await self._environment.open(self._scope), self._told, self._threads)

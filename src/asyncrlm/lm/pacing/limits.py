@@ -168,8 +168,8 @@ class Quota:
         """As much was sent as the server took before."""
         return self._left <= 0
 
-    def take(self) -> None:
-        self._left -= 1
+    def take(self, amount: int = 1) -> None:
+        self._left -= amount
 
     def accepted(self) -> None:
         """The server took a request."""

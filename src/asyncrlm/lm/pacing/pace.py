@@ -152,6 +152,13 @@ class Pace:
         if self._request_window is not None and permit.request_charge is not None:
             self._request_window.correct(permit.request_charge, 0)
         self._used(permit, 0)
+        if permit.time:
+            if self._requests is not None:
+                self._requests.take(-1)
+            if self._tokens is not None:
+                self._tokens.take(-permit.tokens)
+            if self._quota is not None:
+                self._quota.take(-1)
 
     def tokens_of(self, need: Need) -> int:
         """What a request will likely use; 0 where nobody counts."""

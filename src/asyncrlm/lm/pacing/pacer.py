@@ -28,6 +28,9 @@ __all__ = ["BURST", "Gate", "Pacer", "Pacers", "reply_text"]
 SHORTEST_WAIT = 0.001
 """Seconds; a wait so short that it vanishes in the clock's figure would never end."""
 
+BRIEF = 0.05
+"""Seconds; a request that has to wait longer for its account lets others have its place at the gate meanwhile."""
+
 BURST = 16
 """Requests of one account that start in one pass of the event loop. Many more hold the loop for long; fewer let calls
 pile up behind it, and each garbage collection walks them all."""
@@ -174,6 +177,13 @@ class Pacer:
         if self.pace.delay(tokens, self._in_flight) > 0:
             return None
         return self._permit(tokens)
+
+    def soon(self, tokens: int) -> bool:
+        """Whether a permit is a matter of a few passes of the loop, as far as is known."""
+        waiting = self._queue.waiting
+        if self._in_flight + waiting >= self.pace.width or (waiting and self.pace.timed):
+            return False
+        return self.pace.delay(tokens, self._in_flight) <= BRIEF
 
     async def enter(
         self, flow: Flow, tokens: int, *, first: bool, deadline: float, elsewhere: bool = False

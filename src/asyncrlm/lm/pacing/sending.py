@@ -31,6 +31,7 @@ class Turns(Protocol):
     pace: Pace
 
     def enter_nowait(self, tokens: int) -> Permit | None: ...
+    def soon(self, tokens: int) -> bool: ...
     async def enter(
         self, flow: Flow, tokens: int, *, first: bool, deadline: float, elsewhere: bool = False
     ) -> Permit | None: ...
@@ -202,26 +203,45 @@ class Sending:
             self.waited += anyio.current_time() - began
 
     async def _enter(self, way: Way, left: Sequence[Member]) -> Permit:
-        turns = way.member.turns
+        """Leave to send, of the gate and of the account. Whoever waits for an account's turn for more than a few passes
+        of the loop does not hold the gate: requests to others would wait for that account, too."""
+        gate, turns = self._gate, way.member.turns
         tokens = turns.pace.tokens_of(way.need)
-        if self._gate.acquire_nowait():
-            permit = turns.enter_nowait(tokens)
-            if permit is not None:
-                return permit
-            began = anyio.current_time()
-        else:
-            began = anyio.current_time()
-            await self._gate.acquire()
-        try:
-            permit = turns.enter_nowait(tokens)
-            if permit is None:
-                permit = await self._turn(way.member, tokens, left)
+        held = gate.acquire_nowait()
+        if held and (permit := turns.enter_nowait(tokens)) is not None:
             return permit
+        began = anyio.current_time()
+        try:
+            while True:
+                if not held:
+                    await gate.acquire()
+                    held = True
+                if (permit := await self._soon(way.member, tokens, left)) is not None:
+                    return permit
+                gate.release()
+                held = False
+                permit = await self._turn(way.member, tokens, left)
+                held = gate.acquire_nowait()
+                if held:
+                    return permit
+                turns.pace.unsent(permit)
+                turns.leave(permit)
         except BaseException:
-            self._gate.release()
+            if held:
+                gate.release()
             raise
         finally:
             self.waited += anyio.current_time() - began
+
+    async def _soon(self, member: Member, tokens: int, left: Sequence[Member]) -> Permit | None:
+        """A permit of this model's account, if it is not to be waited for long."""
+        turns = member.turns
+        permit = turns.enter_nowait(tokens)
+        if permit is not None or member.shares or not turns.soon(tokens):
+            return permit
+        if len(left) > 1:
+            return await self._turn(member, tokens, left)
+        return await turns.enter(self._flow, tokens, first=self._asked, deadline=self._due(), elsewhere=True)
 
     async def _turn(self, member: Member, tokens: int, left: Sequence[Member]) -> Permit:
         """A permit of this model's account, waited for unless another of those `left` is to be asked before it."""

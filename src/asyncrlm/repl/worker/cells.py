@@ -7,6 +7,7 @@ import builtins
 import linecache
 import sys
 import types
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from . import report, spelling
@@ -25,6 +26,10 @@ MAX_VARIABLES = 200
 """Most names that `done` lists."""
 MAX_VALUE = 200
 """Characters of a value that `done` shows."""
+_NO_ANSWER = (
+    '[answer] `answer` is a dict, and what you bound to its name is no answer: set answer["content"] to the answer, '
+    'then answer["ready"] = True.'
+)
 _COROUTINE = 0x80
 """`inspect.CO_COROUTINE`; the module takes as long to import as half of the others."""
 
@@ -125,7 +130,7 @@ class Python:
 
     def execute(self, source: str, name: str, cell: int) -> None:
         names = self._namespace.names
-        for code in _compile(source, name):
+        for code in _compile(source, name, self._namespace.reserved):
             if code.co_flags & _COROUTINE:
                 self._loops.top_level(eval(code, names))
             else:
@@ -195,8 +200,12 @@ class Cells:
         self.stdio.flush()
         self.stdio.restore()
         self.arm()
+        bound_answer = namespace.names.get("answer")
+        if bound_answer is not None and not isinstance(bound_answer, Mapping):
+            print(_NO_ANSWER, file=sys.stderr)
+            self.stdio.flush()
         try:
-            namespace.submission.adopt(namespace.names.get("answer"))
+            namespace.submission.adopt(bound_answer)
         except Exception as raised:  # an answer too long to be sent, or a mapping that can't be read
             error = error or raised
         namespace.restore()
@@ -227,10 +236,10 @@ class Cells:
         leave(status & 0xFF)
 
 
-def _compile(source: str, name: str) -> list[types.CodeType]:
+def _compile(source: str, name: str, reserved: dict[str, Any]) -> list[types.CodeType]:
     """The code of a cell; its last statement on its own if that is an expression, to be shown as a REPL does."""
     tree = ast.parse(source, name)
-    spelling.apply(tree, source)
+    spelling.apply(tree, source, reserved)
     body = tree.body
     codes: list[types.CodeType] = []
     last = body.pop() if body and isinstance(body[-1], ast.Expr) else None

@@ -79,12 +79,18 @@ def table(kind: str, data: bytes) -> Any:
 
 
 def _read(fd: int, form: str, own: bool) -> Any:
-    """Mapped, not read: a context of a gigabyte must not be there twice, not even for a moment."""
-    try:
-        data: Any = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
-    except (ValueError, OSError):  # empty, or nothing that can be mapped
-        with open(fd, "rb", closefd=False) as file:
-            data = file.read()
+    """Mapped, not read: a context of a gigabyte must not be there twice, not even for a moment. Not so a file of the
+    user's, which is bounded: if that shrank meanwhile, the process would be killed."""
+    data: Any
+    if own:
+        try:
+            data = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+        except (ValueError, OSError):  # empty, or nothing that can be mapped
+            with open(fd, "rb", closefd=False) as file:
+                data = file.read()
+    else:
+        size = os.fstat(fd).st_size
+        data = Source(os.dup(fd), "that was given", size).read(0, size)
     if form == "documents":
         return packed(data)
     try:

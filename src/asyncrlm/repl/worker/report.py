@@ -12,7 +12,7 @@ import traceback
 from typing import TYPE_CHECKING, Any, cast
 
 from .records import Record, record_type
-from .replies import Text, Texts
+from .replies import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -49,11 +49,7 @@ def shorten(text: str, limit: int, head: float = 0.5) -> str:
 def type_name(value: Any) -> str:
     """The type that a reader of the cell would name."""
     kind = _type(value)
-    if kind is Text:
-        return "str"
-    if kind is Texts:
-        return "list"
-    return kind.__name__
+    return (PLAIN.get(kind) or kind).__name__
 
 
 class _FullError(Exception):
@@ -76,11 +72,9 @@ class _Writer:
         self.left -= len(text)
 
     def value(self, value: Any) -> None:
-        kind = _type(value)
+        kind: Any = PLAIN.get(_type(value)) or _type(value)
         if kind in _BRACKETS:
             self.container(value, *_BRACKETS[kind])
-        elif kind is Texts:
-            self.container(value, "[", "]")
         elif kind is Record:
             self.put(record_type(value))
             self.container(dict(value), "{", "}")
@@ -154,7 +148,7 @@ def describe_error(error: BaseException, *, interrupted: bool, confined: bool) -
     text = format_error(error)
     if isinstance(error, SystemExit):
         text += "The cell ended here; its variables are kept.\n"
-    hint = _no_str(error) or (_hint(error) if confined and not interrupted else None)
+    hint = _no_str(error) or _no_awaitable(error) or (_hint(error) if confined and not interrupted else None)
     if hint:
         text += hint + "\n"
     frame["message"] = valid(shorten(message, MAX_TRACEBACK))
@@ -220,6 +214,23 @@ def _no_str(error: BaseException) -> str | None:
         "[context] a Text is no str. Instead of re.search(p, text) write text.search(p), of re.finditer(p, text) "
         'text.finditer(p); for "".join, + and functions that want a str take a part: text[a:b], or the pieces of '
         "text.chunks(size)."
+    )
+
+
+_NO_AWAITABLE = (
+    "can't be used in 'await' expression",
+    "a coroutine or an awaitable is required",
+    "a coroutine was expected",
+)
+
+
+def _no_awaitable(error: BaseException) -> str | None:
+    """One line that says why a value can't be awaited: mostly it is the result of a call that has waited."""
+    if not isinstance(error, TypeError) or not any(text in str(error) for text in _NO_AWAITABLE):
+        return None
+    return (
+        "[await] that is a value, no awaitable. Functions that you were given have waited and are called: they return "
+        "their result, so don't await it once more."
     )
 
 

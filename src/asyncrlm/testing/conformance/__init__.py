@@ -23,10 +23,11 @@ from .contexts import Contexts
 from .deaths import Deaths
 from .endings import Endings
 from .output import Outputs
+from .runs import Runs
 from .tools import Tools
 
 __all__ = ["Conformance", "EnvironmentConformance"]
 
 
-class EnvironmentConformance(Cells, Outputs, Contexts, Calls, Tools, Deaths, Endings):
+class EnvironmentConformance(Cells, Outputs, Contexts, Calls, Tools, Runs, Deaths, Endings):
     """All checks of an environment. Subclass it under a name that begins with `Test` and give it an `environment`."""
