@@ -139,6 +139,27 @@ async def test_the_face_that_was_not_meant() -> None:
     assert pickle.loads(pickle.dumps(ConfigurationError("no", argument="a"))).argument == "a"
 
 
+def test_the_blocking_face_that_was_not_meant() -> None:
+    rlm = RLM(scripted(submit("'x'")))
+    for name, instead in {"acompletion": "completion", "astream": "stream", "aclose": "close"}.items():
+        with pytest.raises(AttributeError, match=rf"no attribute '{name}': use .*{instead}"):
+            getattr(rlm, name)
+    untyped: Any = rlm
+
+    async def enter() -> None:
+        async with untyped:
+            pass
+
+    with pytest.raises(TypeError, match="an RLM is entered with `with`"):
+        anyio.run(enter)
+    stream: Any = rlm.stream("x")
+    with pytest.raises(TypeError, match="use `with"):
+        next(iter(stream))
+    with rlm, stream as events:
+        assert [type(event).__name__ for event in events][-1] == "RunFinished"
+        assert events.result.response == "x"
+
+
 @pytest.mark.anyio
 async def test_one_that_was_never_left_is_named() -> None:
     rlm = AsyncRLM(ask)

@@ -19,7 +19,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 SURFACE = {
     "AsyncRLM", "RLM", "Repl", "RLMLogger", "Environment", "LocalEnvironment",
     "RemoteEnvironment", "Machine", "Confinement", "Sandbox", "Scope", "Settings", "Report", "Printed",
-    "Prompts", "Chat", "EventStream",
+    "Prompts", "Chat", "EventStream", "BlockingChat", "BlockingEventStream",
     "RLMChatCompletion", "Web", "UsageSummary", "ModelUsageSummary", "REPLResult",
     "ApprovalRequest", "MCPServer", "LMClient", "LMRequest", "LMReply", "LMUsage", "Message", "Pacer",
     "RLMError", "ConfigurationError", "LimitError", "BudgetExceededError", "TimeoutExceededError",

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from . import errors as errors
     from . import events as events
     from . import testing as testing
+    from .blocking import BlockingChat as BlockingChat
+    from .blocking import BlockingEventStream as BlockingEventStream
     from .chat import Chat as Chat
     from .engine.completions import EventStream as EventStream
     from .engine.repl import Repl as Repl
@@ -108,6 +110,8 @@ _HOMES = {
     "RLM": "sync",
     "Repl": "engine.repl",
     "Chat": "chat",
+    "BlockingChat": "blocking",
+    "BlockingEventStream": "blocking",
     "EventStream": "engine.completions",
     "Prompts": "engine.texts",
     "ApprovalRequest": "repl.approval",
@@ -155,6 +159,8 @@ __all__ = [
     "RLM",
     "ApprovalRequest",
     "AsyncRLM",
+    "BlockingChat",
+    "BlockingEventStream",
     "BudgetExceededError",
     "CancellationError",
     "Chat",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
-from typing import Any, Self, Unpack
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Never, Self, Unpack
 
 import anyio
 
@@ -47,6 +48,36 @@ def completed(start: Start, call: Call, run: Callable[[], Awaitable[RLMChatCompl
     except CancellationError as error:
         call.account(error)
         raise
+
+
+class BlockingStreaming(AbstractContextManager["BlockingEventStream"]):
+    """A run that begins when it is entered, and is cancelled when it is left."""
+
+    def __init__(self, make: Callable[[], BlockingEventStream]) -> None:
+        self._make = make
+        self._stream: BlockingEventStream | None = None
+
+    def __enter__(self) -> BlockingEventStream:
+        if self._stream is not None:
+            raise RuntimeError("a stream can be entered once")
+        stream = self._stream = self._make()
+        try:
+            stream.begin()
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._stream is not None:
+            self._stream.close()
+
+    if not TYPE_CHECKING:
+
+        def __iter__(self) -> Never:
+            raise TypeError("use `with rlm.stream(…) as events: for event in events: …`")
 
 
 class BlockingEventStream:
@@ -174,7 +205,6 @@ class BlockingChat:
             start, call, lambda: completions.complete(call, prompt, root_prompt, tags, conversation=conversation)
         )
 
-    @contextmanager
     def stream(
         self,
         prompt: Any,
@@ -182,17 +212,14 @@ class BlockingChat:
         *,
         tags: dict[str, Any] | None = None,
         **overrides: Unpack[Overrides],
-    ) -> Generator[BlockingEventStream]:
+    ) -> BlockingStreaming:
         """The next completion as its events; see `RLM.stream`."""
         completions = self._completions
         call = completions.prepare(overrides)
         start, conversation = self._opened()
-        stream = BlockingEventStream(start, completions, call, prompt, root_prompt, tags, conversation=conversation)
-        try:
-            stream.begin()
-            yield stream
-        finally:
-            stream.close()
+        return BlockingStreaming(
+            lambda: BlockingEventStream(start, completions, call, prompt, root_prompt, tags, conversation=conversation)
+        )
 
     def _opened(self) -> tuple[Start, Conversation]:
         if self._holder is None or self._start is None or self._chat is None:

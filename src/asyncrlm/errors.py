@@ -96,15 +96,16 @@ class ConfigurationError(RLMError, ValueError):
     """The call itself is wrong; the message says which call is right.
 
     Attributes:
-        argument: The argument that is wrong, by its name in Python; None where that is not one alone.
-        cure: What to do, by a word: "model_name", "base_url", "api_key", "price" or "encoding" where that has to be
-            given; None where the message alone tells.
+        argument: The argument that is wrong, or would cure it, by its name in Python; None where that is not one alone.
+        problem: The message without what to do about it, for those who call the cure by another name.
     """
 
-    def __init__(self, message: str, *, argument: str | None = None, cure: str | None = None, **details: Any) -> None:
+    def __init__(
+        self, message: str, *, argument: str | None = None, problem: str | None = None, **details: Any
+    ) -> None:
         super().__init__(message, **details)
         self.argument = argument
-        self.cure = cure
+        self.problem = message if problem is None else problem
 
 
 class LimitError(RLMError):

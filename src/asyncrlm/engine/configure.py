@@ -86,10 +86,12 @@ def refuse_unknown_prices(configuration: Configuration, limits: Limits) -> None:
         return
     unknown = [spec.model for spec in configuration.router.specs if spec.needs_price and spec.price is None]
     if unknown:
+        needs = f"max_budget needs a price for {', '.join(map(repr, unknown))}"
         raise ConfigurationError(
-            f"max_budget needs a price for {', '.join(map(repr, unknown))}: give it with "
-            'backend_kwargs={"price": {"input": …, "output": …}} in USD per million tokens '
-            "(other_backend_kwargs likewise), or leave max_budget out"
+            f'{needs}: give it with backend_kwargs={{"price": {{"input": …, "output": …}}}} in USD per million tokens '
+            "(other_backend_kwargs likewise), or leave max_budget out",
+            argument="price",
+            problem=needs,
         )
 
 

@@ -236,9 +236,7 @@ class Repl:
         services.calls = calls
         try:
             refused = None if self._approval is None else await self._approval.refused(code)
-            outcome = refused or await services.door.unless_missed(session.execute(code))
-            if outcome.answer is not None:  # each cell has its own
-                await session.reset_answer()
+            outcome = refused or await services.door.unless_missed(session.execute(code, own_answer=True))
             return _result(outcome, calls)
         finally:
             self._executing = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -190,12 +190,6 @@ class Session:
                 on_sandbox(link.report, time.monotonic() - began)
             self._on_sandbox, self._on_upload = on_sandbox, on_upload
 
-    async def reset_answer(self) -> None:
-        """Have no answer from now on. One that died has none."""
-        with self._exclusively("reset_answer"), suppress(SandboxLost):  # whose end the next cell tells
-            if self._link is not None and self._link.alive:
-                await self._link.reset_answer()
-
     def take_loss(self) -> str | None:
         """How a worker was lost since this was last asked; None if none was. Who asks tells the model."""
         loss, self._loss = self._loss, None
@@ -232,8 +226,8 @@ class Session:
 
     # ---- cells -------------------------------------------------------------------------------------------------------
 
-    async def execute(self, code: str) -> CellOutcome:
-        """Run one cell to its end, and serve its calls meanwhile.
+    async def execute(self, code: str, *, own_answer: bool = False) -> CellOutcome:
+        """Run one cell to its end, and serve its calls meanwhile; `own_answer`: what others submitted is forgotten.
 
         Cancelled, it kills the worker and with it all that the cell started.
 
@@ -245,6 +239,8 @@ class Session:
         with self._exclusively("execute"):
             check_code(code)
             link = await self._worker()
+            if own_answer and link.answer is not None:
+                await link.reset_answer()
             setup = self._environment.settings.setup_code
             if setup and not link.prepared:
                 await self._prepare(link, setup)
@@ -363,16 +359,7 @@ class Session:
                 self._obituary = lost_between(last)
         return await self._start()
 
-    async def _start(self) -> Link:
-        try:
-            return await self._start_once()
-        except SandboxLost:
-            link = self._link
-            if link is None or not (link.sandbox.another_is_free and link.ended.is_set()):
-                raise
-            return await self._start_once()  # no cell has run
-
-    async def _start_once(self) -> Link:
+    async def _start(self, *, again: bool = True) -> Link:
         group = self._entered()
         began = time.monotonic()
         link = self._link = Link(await self._environment.open(self._scope), self._told, self._threads)
@@ -384,9 +371,11 @@ class Session:
             await load_tools(link, self._tools, self._init, self._threads)
             for plan in self._shelf.plans(group):
                 await link.load(plan)
-        except BaseException:
+        except BaseException as error:
             link.kill("it could not be made ready")
             link.told = True
+            if again and isinstance(error, SandboxLost) and link.sandbox.another_is_free and link.ended.is_set():
+                return await self._start(again=False)  # no cell has run
             raise
         return link
 

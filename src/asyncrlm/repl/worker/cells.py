@@ -103,7 +103,7 @@ class Namespace:
 
     def show_vars(self) -> str:
         """The variables that cells have bound, each with its type."""
-        bound = {name: value for name, value in self.bound().items() if not isinstance(value, types.ModuleType)}
+        bound = {name: value for name, value in self.bound().items() if not report.is_a(value, types.ModuleType)}
         if not bound:
             return "No variables yet."
         return "\n".join([f"{name}: {report.type_name(value)}" for name, value in bound.items()])
@@ -201,22 +201,22 @@ class Cells:
         self.stdio.restore()
         self.arm()
         bound_answer = namespace.names.get("answer")
-        if bound_answer is not None and not isinstance(bound_answer, Mapping):
+        if bound_answer is not None and not report.is_a(bound_answer, Mapping):
             print(_NO_ANSWER, file=sys.stderr)
             self.stdio.flush()
         try:
             namespace.submission.adopt(bound_answer)
-        except Exception as raised:  # an answer too long to be sent, or a mapping that can't be read
+        except BaseException as raised:  # an answer too long to be sent, or a mapping that can't be read
             error = error or raised
         namespace.restore()
         done: dict[str, Any] = {"t": "done", "cell": cell}
         bound = list(namespace.bound().items())[-MAX_VARIABLES:]
-        done["variables"] = {report.valid(name): report.valid(report.type_name(value)) for name, value in bound}
+        done["variables"] = {_short(name): report.valid(report.type_name(value)) for name, value in bound}
         if self.show_values:
             done["values"] = {
-                report.valid(name): report.short_repr(value, MAX_VALUE)
+                _short(name): _shown(value)
                 for name, value in bound
-                if not isinstance(value, (types.ModuleType, types.FunctionType, type))
+                if not report.is_a(value, (types.ModuleType, types.FunctionType, type))
             }
         if error is not None:
             done["error"] = report.describe_error(error, interrupted=guard.stopped, confined=self.confined)
@@ -234,6 +234,17 @@ class Cells:
             print(report.describe_error(error, interrupted=False, confined=False)["traceback"], file=sys.stderr)
         self.stdio.flush()
         leave(status & 0xFF)
+
+
+def _short(name: str) -> str:
+    return report.valid(name[: report.MAX_NAME])
+
+
+def _shown(value: Any) -> str:
+    try:
+        return report.short_repr(value, MAX_VALUE)
+    except KeyboardInterrupt:  # no interrupt comes between cells: the value's own
+        return f"<{report.type_name(value)} object>"
 
 
 def _compile(source: str, name: str, reserved: dict[str, Any]) -> list[types.CodeType]:
