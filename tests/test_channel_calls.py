@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import Any, cast
 
 import anyio
@@ -200,6 +201,56 @@ async def test_what_is_no_prompt_fails_its_call(prompt: Any) -> None:
     replies, _ = await replies_to([{"kind": "llm", "prompt": prompt}], services=services)
     assert replies[0]["error"]
     assert not services.calls
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (None, "the content of message 1 must be text, not NoneType"),
+        ({"a": 1}, "must be text, not dict"),
+        ([{"type": "image_url", "image_url": {}}], r"a part that is no text \(image_url\)"),
+        (["a", 5], r"a part that is no text \(int\)"),
+    ],
+)
+async def test_a_message_whose_content_is_no_text_is_named(content: Any, error: str) -> None:
+    services = FunctionServices()
+    prompt = [{"role": "system", "content": ""}, {"role": "user", "content": content}]
+    replies, _ = await replies_to([{"kind": "llm", "prompt": prompt}], services=services)
+    assert replies[0]["kind"] == "bad_request"
+    assert re.search(error, replies[0]["error"])
+    assert not services.calls
+
+
+async def test_texts_in_the_parts_of_a_message_are_one_text() -> None:
+    services = FunctionServices()
+    parts = [{"type": "text", "text": "a"}, "b", {"type": "text", "text": "c"}]
+    await replies_to([{"kind": "llm", "prompt": [{"role": "user", "content": parts}]}], services=services)
+    assert services.calls[0].prompt == [{"role": "user", "content": "abc"}]
+
+
+async def test_what_waits_for_one_model_keeps_nobody_from_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_module, "MOST_TASKS", 3)
+    go = anyio.Event()
+
+    async def answer(call: SubCall) -> str:
+        if call.model == "slow":
+            await go.wait()
+        else:
+            go.set()
+        return ""
+
+    calls = [{"kind": "llm", "prompt": "x", "model": model} for model in (*["slow"] * 9, "quick")]
+    replies, _ = await replies_to(calls, services=FunctionServices(answer))
+    assert len(replies) == 10
+
+
+async def test_an_exception_without_a_text_is_an_error_reply() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise SystemExit
+
+    replies, _ = await replies_to([{"kind": "llm", "prompt": "p"}], services=raising(Mute()))
+    assert "its text can't be had: SystemExit" in replies[0]["error"]
 
 
 async def test_prompts_and_answers_may_hold_any_text() -> None:

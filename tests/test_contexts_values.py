@@ -136,7 +136,7 @@ async def test_objects_arrive_as_their_fields(no_leaks: None) -> None:
 @pytest.mark.parametrize(
     ("prompt", "says"),
     [
-        (5, "`context` is of type int, 1 characters."),
+        (5, "`context` is of type int, 1 character."),
         ((1, "ab"), "a tuple, 2 items, 3 characters of text in all."),
         ({"k": 1, 2: b"x"}, "a dict, 2 items, 4 characters of text in all. Its first keys: 'k', 2."),
         (BOOK, "a record of type Book (a dict whose keys are attributes too), 4 fields"),

@@ -9,8 +9,9 @@ import anyio.abc
 import anyio.lowlevel
 import pytest
 
-from asyncrlm import AsyncRLM, ErrorThresholdExceededError, Repl
+from asyncrlm import AsyncRLM, ErrorThresholdExceededError, Repl, TimeoutExceededError
 from asyncrlm.events import CellFinished, SandboxDied
+from asyncrlm.repl import outcome as outcome_module
 from asyncrlm.testing import ScriptedLM
 
 from .helpers import cell, scripted, told
@@ -101,3 +102,20 @@ async def test_a_repl_tells_of_a_worker_lost_before_and_reports_no_error() -> No
                 assert "SIGKILL" in lost.stderr
                 assert (await repl.execute("two")).stderr == ""
             group.cancel_scope.cancel()
+
+
+async def test_a_cell_that_is_too_long_to_be_sent_is_told_to_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outcome_module, "MAX_CODE", 100)
+    root = ScriptedLM([cell("x = 1\n" + "#" * 100), cell("answer")])
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            environment, _ = fake(group)
+            result = await AsyncRLM(root, environment=environment).acompletion("CTX")
+            group.cancel_scope.cancel()
+    assert result.response == "fine"
+    assert "characters and was not run; at most 100" in told(root, 2)
+
+
+async def test_no_time_at_all_is_said_to_be_none() -> None:
+    with pytest.raises(TimeoutExceededError, match="of 0 s"):
+        await AsyncRLM(scripted(), max_timeout=0).acompletion("CTX")

@@ -243,7 +243,7 @@ async def test_another_event_loop_is_refused(specs: Specs, anyio_backend: str) -
         ({"kernel": "x", "kernel_mode": "in_process"}, 'kernel_mode="in_process"'),
         ({"kernel": "x", "python": "/usr/bin/python3"}, "leave python= out"),
         ({"kernel": "x", "pool_size": 3}, "kernels are not kept ahead"),
-        ({"kernel": "x", "kernel_dirs": "/kernels"}, "use a list of folders"),
+        ({"kernel": "x", "kernel_dirs": "/kernels"}, "kernel_dirs=.*use a list"),
         ({"kernel_dirs": ["/kernels"]}, "kernel=, which is not given"),
     ],
 )

@@ -16,14 +16,17 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.lowlevel
 import pytest
-from local_support import CAP, Client, PlainScope, client, opening, until
+from local_support import CAP, Client, PlainScope, client, marked, opening, until
 
+from asyncrlm import AsyncRLM, Repl
 from asyncrlm.environments import local_sandbox, local_template
 from asyncrlm.environments.local import LocalEnvironment
-from asyncrlm.environments.local_process import sweep_homes
+from asyncrlm.environments.local_process import Process, sweep_homes
 from asyncrlm.environments.local_template import SPARES
 from asyncrlm.errors import ConfigurationError, SandboxLost
 from asyncrlm.repl.resources import ResourceScope
+
+from .helpers import scripted, submit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -264,6 +267,75 @@ async def test_without_descriptors_the_sandbox_is_lost(no_leaks: None) -> None:
                 await LocalEnvironment().open(scope)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_a_template_killed_while_it_starts_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, no_leaks: None
+) -> None:
+    hello, started = Process.hello, 0
+
+    async def killed_at_first(process: Process) -> Any:
+        nonlocal started
+        started += 1
+        if started == 1:
+            process._popen.kill()
+        return await hello(process)
+
+    monkeypatch.setattr(Process, "hello", killed_at_first)
+    answers: list[int] = []
+
+    async def run(scope: PlainScope) -> None:
+        async with client(scope) as c:
+            answers.append(await c.value("print(1)"))
+
+    async with PlainScope() as scope, anyio.create_task_group() as group:
+        for _ in range(4):
+            group.start_soon(run, scope)
+    assert (answers, started) == ([1] * 4, 2)
+
+
+async def test_the_first_run_after_an_idle_template_was_killed_goes_well() -> None:
+    async with AsyncRLM(scripted(submit("'here'"), submit("'there'"))) as rlm:
+        assert (await rlm.acompletion("x")).response == "here"
+        parent = f"\nPPid:\t{os.getpid()}\n"
+        [template] = [p for p in marked("_asyncrlm_worker") if parent in Path(f"/proc/{p}/status").read_text()]
+        home = Path(f"/proc/{template}/cmdline").read_text().partition('"home": "')[2].partition('"')[0]
+        os.kill(template, signal.SIGKILL)
+        await until(lambda: not marked(home))
+        assert (await rlm.acompletion("x")).response == "there"
+
+
+async def test_a_worker_that_ends_before_any_cell_is_replaced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, dying = LocalEnvironment.open, [True, False, True, True]
+
+    async def opened(environment: LocalEnvironment, scope: Any) -> Any:
+        sandbox = await real(environment, scope)
+        if dying.pop(0):
+            sandbox._channel.shutdown(socket.SHUT_RDWR)  # as if it had ended before it said a word
+        return sandbox
+
+    monkeypatch.setattr(LocalEnvironment, "open", opened)
+    async with Repl() as repl:
+        assert (await repl.execute("print(1)")).stdout == "1\n"
+    with pytest.raises(SandboxLost):
+        async with Repl() as repl:
+            await repl.execute("print(2)")
+    assert not dying
+
+
+async def test_a_folder_that_holds_anything_is_no_other_workers(no_leaks: None) -> None:
+    async with PlainScope() as scope:
+        async with client(scope) as c:
+            await c.sandbox.put_file("left", [b"x"])
+            c.sandbox._given_files = False  # as if it had come from the worker
+        async with client(scope) as after:
+            assert after.sandbox._files == c.sandbox._files
+            assert await after.value(f"import os, json; print(json.dumps(os.listdir({c.sandbox._files!r})))") == []
+
+
+async def test_signals_to_the_hosts_group_reach_no_template() -> None:
+    async with PlainScope() as scope, client(scope):
+        assert os.getsid(scope.template._process._popen.pid) != os.getsid(0)
 
 
 async def test_homes_of_the_dead_are_swept(temporary: Path) -> None:

@@ -19,6 +19,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 SURFACE = {
     "AsyncRLM", "RLM", "Repl", "RLMLogger", "Environment", "LocalEnvironment",
     "RemoteEnvironment", "Machine", "Confinement", "Sandbox", "Scope", "Settings", "Report", "Printed",
+    "Prompts", "Chat", "EventStream", "BlockingChat", "BlockingEventStream",
     "RLMChatCompletion", "Web", "UsageSummary", "ModelUsageSummary", "REPLResult",
     "ApprovalRequest", "MCPServer", "LMClient", "LMRequest", "LMReply", "LMUsage", "Message", "Pacer",
     "RLMError", "ConfigurationError", "LimitError", "BudgetExceededError", "TimeoutExceededError",
@@ -29,14 +30,14 @@ SURFACE = {
 LAYERS = [
     {"cli", "__main__"},
     {"testing"},
-    {"rlm", "sync", "chat", "blocking"},
+    {"rlm", "sync", "chat", "blocking", "portal"},
     {"engine"},
     {"mcp"},
     {"environments"},
     {"repl"},
     {"lm"},
     {"observe"},
-    {"ledger", "money", "events", "types", "errors", "clipping", "_version"},
+    {"ledger", "money", "events", "types", "errors", "clipping", "caught", "backend", "_version"},
 ]
 """From the door inward; each may import what stands below it."""
 
@@ -132,3 +133,10 @@ def test_the_worker_needs_the_standard_library_only(path: Path) -> None:
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_no_module_outgrows_its_concept(path: Path) -> None:
     assert len(path.read_text("utf-8").splitlines()) <= 400
+
+
+@pytest.mark.parametrize(
+    "module", ["testing.ScriptedLM", "errors.LMError", "events.Event", "environments.docker.prune"]
+)
+def test_public_modules_are_attributes(module: str) -> None:
+    assert "True" in _fresh(f"import asyncrlm; print(callable(asyncrlm.{module}))")

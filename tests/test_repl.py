@@ -346,15 +346,15 @@ async def test_repr_tells_state_and_isolation() -> None:
     with anyio.fail_after(10):
         repl = Repl()
         assert repr(repl) == "<Repl local, new>"
-        with pytest.raises(RuntimeError, match="is new, not open"):
+        with pytest.raises(ConfigurationError, match="is new, not open"):
             await repl.execute("1")
         async with repl:
             assert re.match(r"<Repl local, open; python 3\.\d+\.\d+\S*; in force: .*\w", repr(repl))
             assert repl.report is not None
-            with pytest.raises(RuntimeError, match="once"):
+            with pytest.raises(ConfigurationError, match="once"):
                 await repl.__aenter__()
         assert repr(repl).startswith("<Repl local, closed")
-        with pytest.raises(RuntimeError, match="is closed, not open"):
+        with pytest.raises(ConfigurationError, match="is closed, not open"):
             await repl.execute("1")
 
 
@@ -465,3 +465,30 @@ async def test_a_second_cell_beside_the_first_is_refused_and_takes_nothing_from_
                     await repl.execute("1")
                 go_on.set()
     assert [call.prompt for call in results[0].llm_calls] == ["x", "y"]
+
+
+async def test_each_cell_has_its_own_answer() -> None:
+    with anyio.fail_after(10):
+        async with Repl(environment_kwargs={"setup_code": "answer.update(content='early', ready=True)"}) as repl:
+            cells = (
+                "1",
+                "answer.update(content='a', ready=True)",
+                "2",
+                "answer.update(content='a', ready=True)",
+                "1 / 0",
+            )
+            answers = [(await repl.execute(code)).final_answer for code in cells]
+            assert answers == [None, "a", None, "a", None]
+            result = await repl.execute("import os, sys\nanswer.update(content='b', ready=True)\nos._exit(3)")
+            assert result.final_answer == "b"
+            assert (await repl.execute("3")).final_answer is None
+
+
+async def test_what_is_bound_to_the_name_of_the_answer_is_told_to_be_none() -> None:
+    with anyio.fail_after(10):
+        async with Repl() as repl:
+            result = await repl.execute("answer = 'done'")
+            assert result.stderr.startswith("[answer] `answer` is a dict")
+            assert result.final_answer is None
+            result = await repl.execute("answer = {'content': 'done', 'ready': True}")
+            assert (result.stderr, result.final_answer) == ("", "done")

@@ -39,6 +39,7 @@ WRONG: dict[str, tuple[list[Any], str]] = {
     "environment": ([5, None, Odd(), AsyncRLM], "environment must be a name"),
     "environment_kwargs": (["ab", 5, [("cell_timeout", 5)], Odd()], "environment_kwargs must be a dict"),
     "custom_system_prompt": ([5, ["a"], Odd()], "custom_system_prompt must be a str"),
+    "prompts": (["ab", 5, Odd()], "prompts must be a Prompts"),
     "user_prologue": ([5, ["a"], Odd()], "user_prologue must be a str"),
     "orchestrator": ([1, "no", None, Odd()], "orchestrator must be True or False"),
     "verbose": ([1, "no", None, Odd()], "verbose must be True or False"),
@@ -301,7 +302,7 @@ async def test_an_infinite_limit_is_none(name: str) -> None:
     [
         (
             {"model": "m"},
-            'unknown argument \'model\'; backend="openai/gpt-5-mini" or backend_kwargs={"model_name": …}; known',
+            'unknown argument \'model\': give backend="openai/gpt-5-mini" or backend_kwargs={"model_name": …}; known',
         ),
         ({"api_key": "k"}, 'backend_kwargs={"api_key": …}; known'),
         ({"base_url": "u"}, 'backend_kwargs={"base_url": …}; known'),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 import pickle
@@ -126,7 +127,7 @@ async def test_sampling_arguments_of_one_call_are_normalised_as_the_constructors
     assert model.calls[0].sampling_args == {"temperature": 0}
 
 
-def test_an_open_engine_belongs_to_its_loop() -> None:
+def entered_in_another_loop() -> None:
     rlm = AsyncRLM(ScriptedLM(lambda request: submit("'ok'")))
 
     async def enter() -> None:
@@ -135,6 +136,11 @@ def test_an_open_engine_belongs_to_its_loop() -> None:
     anyio.run(enter)
     with pytest.raises(ConfigurationError, match="event loop"):
         anyio.run(rlm.acompletion, "CTX")
+
+
+def test_an_open_engine_belongs_to_its_loop() -> None:
+    with pytest.warns(ResourceWarning, match="unclosed <AsyncRLM"):
+        _ = entered_in_another_loop(), gc.collect()
 
 
 def test_the_next_completion_opens_it_again_beside_one_that_still_runs() -> None:

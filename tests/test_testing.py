@@ -51,7 +51,7 @@ async def test_a_script_answers_in_order_and_records() -> None:
 async def test_a_script_that_ran_out_says_which_call_it_was() -> None:
     lm = ScriptedLM(["only"], model="little")
     await lm.acomplete(ask("first"))
-    with pytest.raises(LMError, match=r"'little' has 1 replies and this is call 2; .* begins 'second'") as caught:
+    with pytest.raises(LMError, match=r"'little' has 1 reply and this is call 2; .* begins 'second'") as caught:
         await lm.acomplete(ask("second"))
     assert not caught.value.retryable
 

@@ -340,6 +340,13 @@ def test_credit_bounds_what_is_unanswered(code: str) -> None:
             assert most > credit // 2
 
 
+def test_a_call_with_more_lists_than_a_host_takes_is_an_error_in_the_cell() -> None:
+    with Host(tools={"t": ""}) as host:
+        host.serve = lambda call: {"value": len(call["args"][0])}
+        assert "send them as text" in host.run("t([[]] * 1_000_000)").trace
+        assert host.show("print(t('[{' * 1_000_000))") == "2000000\n"
+
+
 def test_a_worker_waits_beyond_the_calls_it_may_have_unanswered() -> None:
     with Host(calls=7) as host:
         held: list[int] = []

@@ -492,3 +492,62 @@ def test_the_handler_of_sigint_is_put_back(host: Host) -> None:
     error = host.finish().error
     assert error is not None
     assert error["interrupted"] is True
+
+
+# ---- objects that raise wherever they are asked ----------------------------------------------------------------------
+
+NASTY = """
+class Meta(type):
+    @property
+    def __name__(cls): raise SystemExit('name')
+    def __repr__(cls): raise SystemExit('repr')
+    def __instancecheck__(cls, other): raise SystemExit('check')
+class Nasty(metaclass=Meta):
+    def __repr__(self): raise KIND('repr')
+    def __str__(self): raise KIND('str')
+    @property
+    def __class__(self): raise KIND('class')
+    def __len__(self): raise KIND('len')
+    def __bool__(self): raise KIND('bool')
+    def __hash__(self): raise KIND('hash')
+class Bad(Exception):
+    def __str__(self): raise KIND('str')
+    def __repr__(self): raise KIND('repr')
+    @property
+    def errno(self): raise KIND('errno')
+    @property
+    def __notes__(self): raise KIND('notes')
+"""
+
+
+@pytest.mark.parametrize("kind", ["SystemExit", "KeyboardInterrupt", "GeneratorExit", "ValueError"])
+def test_whatever_a_value_raises_the_worker_goes_on(kind: str) -> None:
+    with Host(show_values=True) as host:
+        assert host.run(f"kept = 5\nKIND = {kind}\n{NASTY}\nx = Nasty()\nnested = [[x], {{1: x}}]").error is None
+        for code in ("raise Bad()", "x", "[x]", "print(SHOW_VARS())", "answer['ready'] = x", "answer['content'] = [x]"):
+            host.run(code)
+        host.run("answer['ready'], answer['content'] = True, x")
+        host.run("answer['ready'], answer['content'] = False, ''\nanswer = x")
+        outcome = host.run("try:\n    raise Bad()\nexcept Bad as e:\n    y = e\n    raise RuntimeError(1) from e")
+        assert "RuntimeError" in outcome.trace
+        assert host.show("print(kept)") == "5\n"
+        assert host.run("1").variables["x"] == "Nasty"
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("10 ** 5000", "1" + "0" * 5000),
+        ("[10 ** 5000]", "[1" + "0" * 5000 + "]"),
+        ("{1: {10 ** 5000}}", "{1: {1" + "0" * 5000 + "}}"),
+        ("16 ** 200_000", "0x1" + "0" * 200_000),
+    ],
+)
+def test_long_ints_are_answers(host: Host, content: str, told: str) -> None:
+    outcome = host.run(f"answer['content'] = {content}\nanswer['ready'] = True")
+    assert outcome.answers[-1]["content"] == told
+    assert "Exceeds the limit" in host.run("str(10 ** 5000)").trace  # in the cell itself it is as ever
+
+
+def test_long_ints_are_shown(host: Host) -> None:
+    assert host.show("10 ** 5000") == "1" + "0" * 5000 + "\n"

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 from ._version import __version__
 
 if TYPE_CHECKING:
+    from . import environments as environments
+    from . import errors as errors
+    from . import events as events
+    from . import testing as testing
+    from .blocking import BlockingChat as BlockingChat
+    from .blocking import BlockingEventStream as BlockingEventStream
+    from .chat import Chat as Chat
+    from .engine.completions import EventStream as EventStream
     from .engine.repl import Repl as Repl
+    from .engine.texts import Prompts as Prompts
     from .environments import Environment as Environment
     from .environments import Printed as Printed
     from .environments import Report as Report
@@ -100,6 +109,11 @@ _HOMES = {
     "AsyncRLM": "rlm",
     "RLM": "sync",
     "Repl": "engine.repl",
+    "Chat": "chat",
+    "BlockingChat": "blocking",
+    "BlockingEventStream": "blocking",
+    "EventStream": "engine.completions",
+    "Prompts": "engine.texts",
     "ApprovalRequest": "repl.approval",
     "MCPServer": "mcp.server",
     "RLMLogger": "observe.jsonl",
@@ -138,16 +152,23 @@ _HOMES = {
     "LMError": "errors",
 }
 
+_MODULES = frozenset({"environments", "errors", "events", "testing"})
+"""Public modules, loaded when they are first used."""
+
 __all__ = [
     "RLM",
     "ApprovalRequest",
     "AsyncRLM",
+    "BlockingChat",
+    "BlockingEventStream",
     "BudgetExceededError",
     "CancellationError",
+    "Chat",
     "ConfigurationError",
     "Confinement",
     "Environment",
     "ErrorThresholdExceededError",
+    "EventStream",
     "LMClient",
     "LMError",
     "LMReply",
@@ -161,6 +182,7 @@ __all__ = [
     "ModelUsageSummary",
     "Pacer",
     "Printed",
+    "Prompts",
     "ProtocolError",
     "REPLResult",
     "RLMChatCompletion",
@@ -184,6 +206,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Load a name's module when the name is first used: importing the package costs next to nothing."""
+    if name in _MODULES:
+        return import_module(f".{name}", __name__)
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -193,4 +217,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, *_MODULES]

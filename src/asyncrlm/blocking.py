@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
-from typing import Any, Self
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Never, Self, Unpack
 
 import anyio
 
@@ -14,8 +15,9 @@ from .chat import Chat
 from .engine.call import Call
 from .engine.completions import Completions
 from .engine.conversation import Conversation
+from .engine.overrides import Overrides
 from .errors import CancellationError, ConfigurationError
-from .events import Event
+from .events import AnyEvent
 from .portal import Task
 from .types import RLMChatCompletion
 
@@ -48,6 +50,36 @@ def completed(start: Start, call: Call, run: Callable[[], Awaitable[RLMChatCompl
         raise
 
 
+class BlockingStreaming(AbstractContextManager["BlockingEventStream"]):
+    """A run that begins when it is entered, and is cancelled when it is left."""
+
+    def __init__(self, make: Callable[[], BlockingEventStream]) -> None:
+        self._make = make
+        self._stream: BlockingEventStream | None = None
+
+    def __enter__(self) -> BlockingEventStream:
+        if self._stream is not None:
+            raise RuntimeError("a stream can be entered once")
+        stream = self._stream = self._make()
+        try:
+            stream.begin()
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._stream is not None:
+            self._stream.close()
+
+    if not TYPE_CHECKING:
+
+        def __iter__(self) -> Never:
+            raise TypeError("use `with rlm.stream(…) as events: for event in events: …`")
+
+
 class BlockingEventStream:
     """The events of one run, for one thread. `result` is set once the last of them was taken."""
 
@@ -63,7 +95,7 @@ class BlockingEventStream:
         self._call = call
         self._ended = False
         # Events cross the threads one way, without a round trip each.
-        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()  # events, then None
 
         async def run() -> RLMChatCompletion | None:
             try:
@@ -83,7 +115,7 @@ class BlockingEventStream:
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Event:
+    def __next__(self) -> AnyEvent:
         if self._ended:
             raise StopIteration
         if self._task.is_foreign:
@@ -154,7 +186,12 @@ class BlockingChat:
             self._holder.stop()
 
     def completion(
-        self, prompt: Any, root_prompt: str | None = None, *, tags: dict[str, Any] | None = None, **overrides: Any
+        self,
+        prompt: Any,
+        root_prompt: str | None = None,
+        *,
+        tags: dict[str, Any] | None = None,
+        **overrides: Unpack[Overrides],
     ) -> RLMChatCompletion:
         """The next completion; see `RLM.completion`.
 
@@ -168,20 +205,21 @@ class BlockingChat:
             start, call, lambda: completions.complete(call, prompt, root_prompt, tags, conversation=conversation)
         )
 
-    @contextmanager
     def stream(
-        self, prompt: Any, root_prompt: str | None = None, *, tags: dict[str, Any] | None = None, **overrides: Any
-    ) -> Generator[BlockingEventStream]:
+        self,
+        prompt: Any,
+        root_prompt: str | None = None,
+        *,
+        tags: dict[str, Any] | None = None,
+        **overrides: Unpack[Overrides],
+    ) -> BlockingStreaming:
         """The next completion as its events; see `RLM.stream`."""
         completions = self._completions
         call = completions.prepare(overrides)
         start, conversation = self._opened()
-        stream = BlockingEventStream(start, completions, call, prompt, root_prompt, tags, conversation=conversation)
-        try:
-            stream.begin()
-            yield stream
-        finally:
-            stream.close()
+        return BlockingStreaming(
+            lambda: BlockingEventStream(start, completions, call, prompt, root_prompt, tags, conversation=conversation)
+        )
 
     def _opened(self) -> tuple[Start, Conversation]:
         if self._holder is None or self._start is None or self._chat is None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
-from .engine.completions import Completions, EventStream
+from .engine.completions import Completions, Streaming
 from .engine.conversation import Conversation
 from .engine.doors import behind_door
+from .engine.overrides import Overrides
 from .types import RLMChatCompletion
 
 
@@ -55,7 +54,7 @@ class Chat:
         root_prompt: str | None = None,
         *,
         tags: dict[str, Any] | None = None,
-        **overrides: Any,
+        **overrides: Unpack[Overrides],
     ) -> RLMChatCompletion:
         """The next completion; arguments, limits and errors as of `AsyncRLM.acompletion`.
 
@@ -68,19 +67,21 @@ class Chat:
             lambda: completions.complete(call, prompt, root_prompt, tags, conversation=conversation)
         )
 
-    @asynccontextmanager
-    async def astream(
+    def astream(
         self,
         prompt: Any,
         root_prompt: str | None = None,
         *,
         tags: dict[str, Any] | None = None,
-        **overrides: Any,
-    ) -> AsyncGenerator[EventStream]:
+        **overrides: Unpack[Overrides],
+    ) -> Streaming:
         """The next completion as its events, as of `AsyncRLM.astream`."""
-        call = self._completions.prepare(overrides)
-        async with self._completions.stream(call, prompt, root_prompt, tags, conversation=self.conversation) as events:
-            yield events
+        completions, conversation = self._completions, self.conversation
+        return Streaming(
+            lambda: completions.stream(
+                completions.prepare(overrides), prompt, root_prompt, tags, conversation=conversation
+            )
+        )
 
     def __repr__(self) -> str:
         return f"<Chat {self.conversation.state}, {self.conversation.number} completions>"

@@ -93,7 +93,19 @@ class RLMError(Exception):
 
 
 class ConfigurationError(RLMError, ValueError):
-    """The call itself is wrong; the message says which call is right."""
+    """The call itself is wrong; the message says which call is right.
+
+    Attributes:
+        argument: The argument that is wrong, or would cure it, by its name in Python; None where that is not one alone.
+        problem: The message without what to do about it, for those who call the cure by another name.
+    """
+
+    def __init__(
+        self, message: str, *, argument: str | None = None, problem: str | None = None, **details: Any
+    ) -> None:
+        super().__init__(message, **details)
+        self.argument = argument
+        self.problem = message if problem is None else problem
 
 
 class LimitError(RLMError):

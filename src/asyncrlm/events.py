@@ -28,6 +28,8 @@ class Event(Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
 
 
 class RunStarted(Event, frozen=True, kw_only=True):
+    """A run begins: the root's, or a child's that a cell started."""
+
     root_model: str
     sub_models: list[str] = field(default_factory=list[str])
     environment: str = ""
@@ -69,6 +71,8 @@ class SandboxDied(Event, frozen=True, kw_only=True):
 
 
 class TurnStarted(Event, frozen=True, kw_only=True):
+    """The root model of a run is about to be asked."""
+
     turn: int
     """From 1."""
     max_turns: int
@@ -109,6 +113,8 @@ class HistoryCompacted(Event, frozen=True, kw_only=True):
 
 
 class CellStarted(Event, frozen=True, kw_only=True):
+    """A cell of a reply is about to run."""
+
     turn: int
     cell: int
     """From 1, over the whole run."""
@@ -116,6 +122,8 @@ class CellStarted(Event, frozen=True, kw_only=True):
 
 
 class CellFinished(Event, frozen=True, kw_only=True):
+    """A cell ended, whatever it came to."""
+
     turn: int
     cell: int
     stdout: str = ""
@@ -141,6 +149,8 @@ class SubcallStarted(Event, frozen=True, kw_only=True):
 
 
 class SubcallFinished(Event, frozen=True, kw_only=True):
+    """A sub-call was answered, failed, or was cancelled with its cell."""
+
     subcall: int
     kind: str
     model: str
@@ -202,7 +212,10 @@ class UsageSettled(Event, frozen=True, kw_only=True):
 
 
 class LimitReached(Event, frozen=True, kw_only=True):
+    """The first limit of the tree that was met: it ends unless an answer is ready."""
+
     limit: str
+    """The class of its error, such as "BudgetExceededError"."""
     reason: str
 
 
@@ -214,11 +227,15 @@ class ListenerFailed(Event, frozen=True, kw_only=True):
 
 
 class TurnFinished(Event, frozen=True, kw_only=True):
+    """A reply was read and its cells are done."""
+
     turn: int
     seconds: float
 
 
 class RunFinished(Event, frozen=True, kw_only=True):
+    """A run is over; nothing of it follows."""
+
     stop_reason: str
     """A `StopReason`, or "error" or "cancelled"."""
     response: str | None = None
@@ -247,5 +264,6 @@ AnyEvent = (
     | TurnFinished
     | RunFinished
 )
+"""Each kind of event: a `match` over it can be exhaustive."""
 
 Listener = Callable[[Event], None]

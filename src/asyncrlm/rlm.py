@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Never, Self
+from typing import TYPE_CHECKING, Any, Never, Self, Unpack
 
 from .chat import Chat
-from .engine.completions import Completions, EventStream
+from .engine.completions import Completions, Streaming
 from .engine.configure import configure
 from .engine.doors import behind_door
+from .engine.overrides import Overrides
+from .engine.prompts import Prompts
 from .engine.settings import (
     DEFAULT_BACKEND,
     DEFAULT_CACHE_SIZE,
@@ -27,14 +29,19 @@ from .engine.settings import (
     OnLimit,
     OnSubcallError,
 )
+from .lm.clients import Backend
 from .lm.pacing import Pacer
 from .mcp.server import MCPServer
 from .repl.approval import ApprovalRequest
 from .repl.sandbox import Environment
 from .types import RLMChatCompletion
 
-Backend = Any
-"""A backend's name, "provider/model", an `LMClient`, an `async def f(messages) -> str`, or a list of these."""
+_ELSEWHERE = {
+    "completion": "`await rlm.acompletion(…)`",
+    "stream": "`async with rlm.astream(…) as events`",
+    "close": "`await rlm.aclose()`",
+}
+"""What the blocking face has → what there is here."""
 
 
 class AsyncRLM:
@@ -65,6 +72,7 @@ class AsyncRLM:
             where `await ask(messages)` asks the root model under the limits of the run.
         compaction_threshold_pct: Share of the window at which it is done.
         custom_system_prompt: Replaces the system prompt; `{custom_tools_section}` marks where tools are described.
+        prompts: All that is said to models, as data: `msgspec.structs.replace(Prompts(), turn="Step {turn}.")`.
         orchestrator: Whether the system prompt advises to delegate to sub-models.
         user_prologue: Said to the root model before its first turn.
         custom_tools: Name → value or callable, or → `{"tool": value, "description": text}`, for cells; an entry may
@@ -114,6 +122,7 @@ class AsyncRLM:
         max_depth: int = DEFAULT_MAX_DEPTH,
         max_iterations: int = DEFAULT_MAX_ITERATIONS,
         custom_system_prompt: str | None = None,
+        prompts: Prompts | None = None,
         orchestrator: bool = True,
         user_prologue: str | None = None,
         persistent: bool = False,
@@ -149,15 +158,34 @@ class AsyncRLM:
         on_iteration_complete: Callable[..., Any] | None = None,
         **unknown: Never,
     ) -> None:
+        """The arguments are told of in the docstring of the class."""
         given = {name: value for name, value in locals().items() if name not in {"self", "unknown"}}
         self._given = _Arguments(given)
         self._completions = Completions(configure(unknown=unknown, **given), tuple(given))
+        self._entered = 0
 
     def __repr__(self) -> str:
         configuration = self._completions.configuration
         models = ", ".join(spec.model for spec in configuration.router.specs)
         state = "open" if self._completions.is_open else "idle"
         return f"<{type(self).__name__} {models} in {configuration.environment.name!r}, {state}>"
+
+    def __del__(self) -> None:
+        if getattr(self, "_entered", 0):
+            told = f"unclosed {self!r}: leave its `async with` block, or `await` its `aclose()`"
+            warnings.warn(told, ResourceWarning, source=self, stacklevel=2)
+
+    if not TYPE_CHECKING:  # for whoever takes it for an `RLM`; type checkers know better by themselves
+
+        def __getattr__(self, name: str) -> Never:
+            instead = _ELSEWHERE.get(name)
+            more = "" if instead is None else f": use {instead}, or an RLM, which blocks"
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{more}")
+
+        def __enter__(self) -> Never:
+            raise TypeError("an AsyncRLM is entered with `async with`, an RLM with `with`")
+
+        def __exit__(self, *_: object) -> None: ...
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickled, (type(self), self._given.by_name)
@@ -166,11 +194,13 @@ class AsyncRLM:
 
     async def __aenter__(self) -> Self:
         await self._completions.__aenter__()
+        self._entered += 1
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._entered = max(0, self._entered - 1)
         await self._completions.__aexit__(kind, error, traceback)
 
     async def aclose(self) -> None:
@@ -178,6 +208,7 @@ class AsyncRLM:
 
         With `persistent` it ends the REPL, and the completion in it; the `async with` block still has to be left.
         """
+        self._entered = max(0, self._entered - 1)
         await self._completions.aclose()
 
     # ---- asking ----
@@ -188,7 +219,7 @@ class AsyncRLM:
         root_prompt: str | None = None,
         *,
         tags: dict[str, Any] | None = None,
-        **overrides: Any,
+        **overrides: Unpack[Overrides],
     ) -> RLMChatCompletion:
         """One run: `prompt` becomes `context` in the REPL, `root_prompt` is what the root model is asked about it.
 
@@ -211,23 +242,21 @@ class AsyncRLM:
         call = completions.prepare(overrides)
         return await behind_door(lambda: completions.complete(call, prompt, root_prompt, tags))
 
-    @asynccontextmanager
-    async def astream(
+    def astream(
         self,
         prompt: Any,
         root_prompt: str | None = None,
         *,
         tags: dict[str, Any] | None = None,
-        **overrides: Any,
-    ) -> AsyncGenerator[EventStream]:
+        **overrides: Unpack[Overrides],
+    ) -> Streaming:
         """The same run as its events, in order: `async with rlm.astream(…) as events: async for event in events: …`.
 
         The run is cancelled when the block is left before its end. After the last event `events.result` is set; a run
         that fails raises from the iteration.
         """
         completions = self._completions
-        async with completions.stream(completions.prepare(overrides), prompt, root_prompt, tags) as events:
-            yield events
+        return Streaming(lambda: completions.stream(completions.prepare(overrides), prompt, root_prompt, tags))
 
     def session(self) -> Chat:
         """A conversation: `async with rlm.session() as chat: await chat.acompletion(…)` keeps one REPL."""

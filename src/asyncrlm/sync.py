@@ -6,14 +6,15 @@ import atexit
 import os
 import threading
 import weakref
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
-from typing import Any, Concatenate, ParamSpec, Self
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Concatenate, Never, ParamSpec, Self, Unpack
 
 import anyio
 
-from .blocking import BlockingChat, BlockingEventStream, Start, completed
+from .blocking import BlockingChat, BlockingEventStream, BlockingStreaming, Start, completed
 from .engine.completions import Completions
+from .engine.overrides import Overrides
 from .errors import CancellationError, ConfigurationError
 from .portal import Portal, Task, Tasks
 from .rlm import AsyncRLM, completions_of
@@ -33,6 +34,10 @@ def _constructed_like(
         return function
 
     return decorate
+
+
+_ELSEWHERE = {"acompletion": "rlm.completion(…)", "astream": "with rlm.stream(…) as events", "aclose": "rlm.close()"}
+"""What the asynchronous face has → what there is here."""
 
 
 class RLM:
@@ -61,11 +66,28 @@ class RLM:
     def __repr__(self) -> str:
         return f"<RLM over {self._rlm!r}>"
 
+    if not TYPE_CHECKING:  # for whoever takes it for an `AsyncRLM`; type checkers know better by themselves
+
+        def __getattr__(self, name: str) -> Never:
+            instead = _ELSEWHERE.get(name)
+            more = "" if instead is None else f": use `{instead}`, or an AsyncRLM, which is awaited"
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{more}")
+
+        async def __aenter__(self) -> Never:
+            raise TypeError("an RLM is entered with `with`, an AsyncRLM with `async with`")
+
+        async def __aexit__(self, *_: object) -> None: ...
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickled, (type(self), self._rlm)
 
     def completion(
-        self, prompt: Any, root_prompt: str | None = None, *, tags: dict[str, Any] | None = None, **overrides: Any
+        self,
+        prompt: Any,
+        root_prompt: str | None = None,
+        *,
+        tags: dict[str, Any] | None = None,
+        **overrides: Unpack[Overrides],
     ) -> RLMChatCompletion:
         """One run; see `AsyncRLM.acompletion`.
 
@@ -75,10 +97,14 @@ class RLM:
         call = self._completions.prepare(overrides)
         return completed(self._start, call, lambda: self._completions.complete(call, prompt, root_prompt, tags))
 
-    @contextmanager
     def stream(
-        self, prompt: Any, root_prompt: str | None = None, *, tags: dict[str, Any] | None = None, **overrides: Any
-    ) -> Generator[BlockingEventStream]:
+        self,
+        prompt: Any,
+        root_prompt: str | None = None,
+        *,
+        tags: dict[str, Any] | None = None,
+        **overrides: Unpack[Overrides],
+    ) -> BlockingStreaming:
         """The same run as its events, in order: `with rlm.stream(…) as events: for event in events: …`.
 
         The run is cancelled, and all it started is gone, when the block is left before its end. After the last event
@@ -88,12 +114,9 @@ class RLM:
             CancellationError: on Ctrl-C while waiting for an event, once everything the run had started is gone.
         """
         call = self._completions.prepare(overrides)
-        stream = BlockingEventStream(self._start, self._completions, call, prompt, root_prompt, tags)
-        try:
-            stream.begin()
-            yield stream
-        finally:
-            stream.close()
+        return BlockingStreaming(
+            lambda: BlockingEventStream(self._start, self._completions, call, prompt, root_prompt, tags)
+        )
 
     def session(self) -> BlockingChat:
         """A conversation: `with rlm.session() as chat: chat.completion(…)` keeps one REPL."""

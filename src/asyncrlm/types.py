@@ -89,22 +89,27 @@ class UsageSummary(_Record):
 
     @property
     def total_calls(self) -> int:
+        """Requests, those of sub-calls and children among them."""
         return sum(m.total_calls for m in self.model_usage_summaries.values())
 
     @property
     def total_input_tokens(self) -> int:
+        """Of all models; a lower bound where `complete` is False."""
         return sum(m.total_input_tokens for m in self.model_usage_summaries.values())
 
     @property
     def total_output_tokens(self) -> int:
+        """Of all models, what they thought included."""
         return sum(m.total_output_tokens for m in self.model_usage_summaries.values())
 
     @property
     def cached_tokens(self) -> int:
+        """Input tokens that a provider had in its cache, and charged less for."""
         return sum(m.cached_tokens for m in self.model_usage_summaries.values())
 
     @property
     def reasoning_tokens(self) -> int:
+        """Output tokens that were thoughts, as far as providers say."""
         return sum(m.reasoning_tokens for m in self.model_usage_summaries.values())
 
     @property
@@ -168,6 +173,7 @@ class REPLResult(_Record):
     """Seconds."""
     llm_calls: list[RLMChatCompletion] = field(default_factory=list[RLMChatCompletion])
     final_answer: str | None = None
+    """The answer that this cell submitted; the next cell begins without one."""
     error: str | None = None
     """The traceback, if the cell raised or was stopped."""
 

@@ -12,6 +12,7 @@ import msgspec
 
 from .. import AsyncRLM, ConfigurationError, RLMChatCompletion, RLMLogger, Web
 from ..engine.groups import one_error
+from ..engine.overrides import Overrides
 from ..environments.units import parse_bytes
 from ..observe.progress import Progress
 from .exits import FAILED, USAGE, fail, say, write, write_json
@@ -56,12 +57,12 @@ def _decoded(data: bytes, name: str) -> str:
         fail(f"{name}: not UTF-8 text (byte {error.start})", USAGE)
 
 
-def context_arguments(*, lazy: bool, max_download: str | None, allow_private: bool) -> dict[str, Any]:
+def context_arguments(*, lazy: bool, max_download: str | None, allow_private: bool) -> Overrides:
     """The options that say how the context is had, as arguments of `AsyncRLM.acompletion`."""
     web = Web(allow_private=allow_private)
     if max_download is not None:
         web = msgspec.structs.replace(web, max_bytes=parse_bytes("--max-download", max_download) or web.max_bytes)
-    return {"lazy": lazy, "web": web}
+    return Overrides(lazy=lazy, web=web)
 
 
 def backend_arguments(
@@ -97,7 +98,7 @@ def ask(
     log_dir: str | None = None,
     progress: Detail | None = None,
     as_json: bool = False,
-    overrides: dict[str, Any] | None = None,
+    overrides: Overrides | None = None,
 ) -> None:
     """Run to the answer and print it, with progress lines unless that is None.
 
@@ -105,16 +106,17 @@ def ask(
         RLMError: as `AsyncRLM.acompletion`.
     """
     rlm = AsyncRLM(**arguments, logger=_logger(log_dir))
+    of_call: Overrides = overrides or {}
 
     async def complete() -> RLMChatCompletion:
         if progress is None:
-            return await rlm.acompletion(prompt, question, **(overrides or {}))
+            return await rlm.acompletion(prompt, question, **of_call)
         tell = Progress(brief=progress == "brief", reasons=False)  # which is the last line of the command
         completion: RLMChatCompletion | None = None
         with one_error():
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(tell.keep_moving)
-                async with rlm.astream(prompt, question, **(overrides or {})) as events:
+                async with rlm.astream(prompt, question, **of_call) as events:
                     async for event in events:
                         tell(event)
                     completion = events.result

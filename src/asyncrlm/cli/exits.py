@@ -36,11 +36,11 @@ def exits(*, as_json: bool = False) -> Generator[None]:
     try:
         yield
     except ConfigurationError as error:
-        fail(spoken(str(error)), USAGE)
+        fail(spoken(error), USAGE)
     except RLMError as error:
         if as_json:
             write_json(_failure(error))
-        fail(spoken(str(error)), TIMED_OUT if isinstance(error, TimeoutExceededError) else FAILED)
+        fail(spoken(error), TIMED_OUT if isinstance(error, TimeoutExceededError) else FAILED)
     except KeyboardInterrupt:
         fail("interrupted", INTERRUPTED)
 

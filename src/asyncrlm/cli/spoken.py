@@ -5,24 +5,20 @@ from __future__ import annotations
 import re
 from typing import Final
 
-_LOCAL: Final = "--backend vllm --base-url http://127.0.0.1:8000/v1 --model NAME"
+from ..errors import ConfigurationError, RLMError
+
+_CURES: Final = {
+    "model_name": ": give --model NAME",
+    "base_url": ": give --base-url URL, such as http://127.0.0.1:8000/v1",
+    "api_key": "; use a local server, --backend vllm --base-url http://127.0.0.1:8000/v1 --model NAME; "
+    "or try --backend offline, no model",
+    "default_headers": ": set OPENAI_BASE_URL to it and OPENAI_API_KEY to the key of that server",
+    "default_query": "",
+    "price": ": give it with --price IN,OUT (--sub-price for a --sub-model) in USD per million tokens, or leave "
+    "max_budget out",
+}
+"""Argument that would cure it → what to do here."""
 _PHRASES: Final = (
-    (r'needs backend_kwargs=\{"model_name": \.\.\.\}', "needs --model NAME"),
-    (r'needs a model: ".*?", or model_name', "needs --model NAME"),
-    (r'needs backend_kwargs=\{"base_url": \.\.\.\}', "needs --base-url URL"),
-    (
-        r"(needs an API key)\. Three ways to get going: (set .*?), or pass .*",
-        r"\1. Three ways to get going: \2; use a local server, " + f"{_LOCAL}; or try --backend offline, no model",
-    ),
-    (
-        r"(must not carry a user or password): .*",
-        r"\1: set OPENAI_BASE_URL to it and OPENAI_API_KEY to the key of that server",
-    ),
-    (r"(must not carry a query): .*", r"\1"),
-    (
-        r"give it with backend_kwargs=.* in USD per million tokens \(other_backend_kwargs likewise\)",
-        "give it with --price IN,OUT (--sub-price for a --sub-model) in USD per million tokens",
-    ),
     (r"web=Web\(max_bytes=\.\.\.\)", "--max-download"),
     (r"web=Web\(allow_private=True\)", "--allow-private"),
     (r"model_name=", "--model "),
@@ -38,7 +34,15 @@ _NO_UTF_8: Final = re.compile(
 )
 
 
-def spoken(message: str) -> str:
+def spoken(error: RLMError) -> str:
+    """The message of `error` with options where it names arguments."""
+    cure = _CURES.get(error.argument or "") if isinstance(error, ConfigurationError) else None
+    if not isinstance(error, ConfigurationError) or cure is None:
+        return in_options(str(error))
+    return in_options(error.problem + cure)
+
+
+def in_options(message: str) -> str:
     """`message` with options where it names arguments."""
     for pattern, words in _PHRASES:
         message = re.sub(pattern, words, message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
@@ -10,7 +11,7 @@ from typing import Any, Protocol
 import anyio
 import msgspec
 
-from ..errors import LimitError, RLMError
+from ..errors import ConfigurationError, LimitError, RLMError
 from ..events import Listener
 from ..observe.log import get_logger
 from ..repl.tools import HostTools
@@ -19,6 +20,8 @@ from ..types import UsageSummary
 from .configure import checked_tenant, refuse_unknown_prices
 from .settings import Configuration, checked_limits
 from .shapes import shape_of
+
+_CONTEXT = re.compile(r"\bcontext_\d+\b")
 
 
 class Reached(Protocol):
@@ -44,6 +47,11 @@ class Call:
         overrides = dict(overrides)
         self.shape = shape_of(overrides.pop("response_format", None))
         """What the answer must be; None for any text."""
+        if self.shape is not None and configuration.router.root().backend == "offline":
+            raise ConfigurationError(
+                'response_format needs a model: backend="offline" is none, and can\'t give its answers a form',
+                argument="response_format",
+            )
         self.sampling_args: dict[str, Any] = dict(overrides.pop("sampling_args", None) or {})
         """Of this call's root model, on top of those of the configuration."""
         self.tenant: str | None = checked_tenant(overrides.pop("tenant", None)) or configuration.tenant
@@ -96,6 +104,8 @@ class Call:
             rather = ', or give on_limit="answer" for an answer from what there is by then'
             raise_it = f"raise {error.argument}{rather if self.limits.on_limit == 'raise' else ''}"
             error.args = (f"{error}; {raise_it}",)
+        if isinstance(error, ConfigurationError):  # what cells have as a context is the caller's prompt
+            error.args = (_CONTEXT.sub("prompt", str(error)),)
         if self._run is None or self._watching is None:
             return
         error.usage_summary = self._run.usage()

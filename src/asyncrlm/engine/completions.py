@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Never, Self, cast
 
 import anyio
 
 from ..caught import is_own
 from ..errors import ConfigurationError, RLMError
-from ..events import Event, Listener
+from ..events import AnyEvent, Event, Listener
 from ..types import RLMChatCompletion
 from .call import Call
 from .configure import check_call, check_overrides
@@ -198,18 +198,42 @@ class Completions:
                     tasks.cancel_scope.cancel()
 
 
+class Streaming(AbstractAsyncContextManager["EventStream"]):
+    """A run that begins when it is entered, and is cancelled when it is left."""
+
+    def __init__(self, begin: Callable[[], AbstractAsyncContextManager[EventStream]]) -> None:
+        self._begin = begin
+        self._entered: AbstractAsyncContextManager[EventStream] | None = None
+
+    async def __aenter__(self) -> EventStream:
+        if self._entered is not None:
+            raise RuntimeError("a stream can be entered once")
+        self._entered = self._begin()
+        return await self._entered.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        return None if self._entered is None else await self._entered.__aexit__(kind, error, traceback)
+
+    if not TYPE_CHECKING:
+
+        def __aiter__(self) -> Never:
+            raise TypeError("use `async with rlm.astream(…) as events: async for event in events: …`")
+
+
 class EventStream:
     """The events of one run. `result` is set once the last of them was taken."""
 
     def __init__(self, events: AsyncIterator[Event]) -> None:
-        self._events = events
+        self._events = cast("AsyncIterator[AnyEvent]", events)
         self.result: RLMChatCompletion | None = None
         self.error: BaseException | None = None
 
-    def __aiter__(self) -> AsyncIterator[Event]:
+    def __aiter__(self) -> AsyncIterator[AnyEvent]:
         return self
 
-    async def __anext__(self) -> Event:
+    async def __anext__(self) -> AnyEvent:
         try:
             return await anext(self._events)
         except StopAsyncIteration:

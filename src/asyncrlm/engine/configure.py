@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from ..environments import Environment, takers
+from ..environments import Environment
 from ..environments import environment as make_environment
 from ..environments.units import parse_bytes
 from ..errors import ConfigurationError
@@ -20,30 +19,9 @@ from ..mcp.server import checked_servers
 from ..repl.tools import HostTools
 from ..repl.web import Web
 from .compaction import by_summary
-from .prompts import DEFAULT_PROMPTS
+from .hints import got, of_call, unknown_argument
+from .prompts import DEFAULT_PROMPTS, Prompts
 from .settings import Callbacks, Compactor, Configuration, Limits, checked_limits
-
-_ELSEWHERE = {
-    "model": 'backend="openai/gpt-5-mini" or backend_kwargs={"model_name": …}',
-    "model_name": 'backend_kwargs={"model_name": …}',
-    "api_key": 'backend_kwargs={"api_key": …}',
-    "base_url": 'backend_kwargs={"base_url": …}',
-    "price": 'backend_kwargs={"price": …}',
-    "context_window": 'backend_kwargs={"context_window": …}',
-    "temperature": 'sampling_args={"temperature": …}',
-    "log_dir": "logger=RLMLogger(log_dir=…)",
-}
-"""What other libraries take as an argument → where it goes here."""
-_OTHER_NAMES = {
-    "max_turns": "max_iterations",
-    "max_steps": "max_iterations",
-    "timeout": "max_timeout",
-    "budget": "max_budget",
-    "question": "root_prompt",
-    "query": "root_prompt",
-    "tools": "custom_tools",
-    "system_prompt": "custom_system_prompt",
-}
 
 
 def configure(*, unknown: Mapping[str, Any], **given: Any) -> Configuration:
@@ -65,13 +43,18 @@ def configure(*, unknown: Mapping[str, Any], **given: Any) -> Configuration:
         _sampling("sub_sampling_args", given["sub_sampling_args"]),
         needs_keys=replies is None or replies.mode != "replay",
     )
+    prompts = given["prompts"] or DEFAULT_PROMPTS
+    if not isinstance(prompts, Prompts):
+        raise ConfigurationError(
+            f"prompts must be a Prompts, such as msgspec.structs.replace(Prompts(), turn=…), {got(prompts)}"
+        )
     tools = HostTools(given["custom_tools"])
     sub_tools = given["custom_sub_tools"]
     configuration = Configuration(
         router=router,
         environment=checked_environment(given["environment"], given["environment_kwargs"]),
         limits=limits,
-        prompts=DEFAULT_PROMPTS,
+        prompts=prompts,
         custom_system_prompt=_text("custom_system_prompt", given["custom_system_prompt"]),
         orchestrator=flags["orchestrator"],
         user_prologue=_text("user_prologue", given["user_prologue"]),
@@ -83,7 +66,7 @@ def configure(*, unknown: Mapping[str, Any], **given: Any) -> Configuration:
         logger=_logger(given["logger"]),
         verbose=flags["verbose"],
         persistent=flags["persistent"],
-        compactor=_compactor(given["compaction"], router),
+        compactor=_compactor(given["compaction"], router, prompts),
         compaction_threshold=_share("compaction_threshold_pct", given["compaction_threshold_pct"]),
         pacer=checked_pacer(given["pacer"], router),
         tenant=checked_tenant(given["tenant"]),
@@ -103,30 +86,20 @@ def refuse_unknown_prices(configuration: Configuration, limits: Limits) -> None:
         return
     unknown = [spec.model for spec in configuration.router.specs if spec.needs_price and spec.price is None]
     if unknown:
+        needs = f"max_budget needs a price for {', '.join(map(repr, unknown))}"
         raise ConfigurationError(
-            f"max_budget needs a price for {', '.join(map(repr, unknown))}: give it with "
-            'backend_kwargs={"price": {"input": …, "output": …}} in USD per million tokens '
-            "(other_backend_kwargs likewise), or leave max_budget out"
+            f'{needs}: give it with backend_kwargs={{"price": {{"input": …, "output": …}}}} in USD per million tokens '
+            "(other_backend_kwargs likewise), or leave max_budget out",
+            argument="price",
+            problem=needs,
         )
 
 
 def _refuse_unknown(unknown: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     for name in unknown:
         if name == "depth":
-            raise ConfigurationError("depth is internal: the engine counts it; max_depth limits it")
-        raise ConfigurationError(f"unknown argument {name!r}; {_meant(name, given)}known are: {', '.join(given)}")
-
-
-def _meant(name: str, known: Iterable[str]) -> str:
-    """What the caller may have meant by `name`, to stand in the middle of a message; "" if nothing is like it."""
-    known = list(known)
-    if name in _ELSEWHERE and "backend" in known:
-        return f"{_ELSEWHERE[name]}; "
-    if name not in _OTHER_NAMES and "environment_kwargs" in known and (places := takers(name)):
-        where = "the environment" if "local" in places else f"environment {' or '.join(map(repr, places))}"
-        return f'that is a setting of {where}: environment_kwargs={{"{name}": …}}; '
-    near = [_OTHER_NAMES[name]] if _OTHER_NAMES.get(name) in known else difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]!r}? " if near else ""
+            raise ConfigurationError("depth is internal: the engine counts it; max_depth limits it", argument=name)
+        raise unknown_argument(name, given, elsewhere=of_call(()), of="constructor")
 
 
 def check_call(root_prompt: Any, tags: Any) -> None:
@@ -152,13 +125,8 @@ def check_overrides(overrides: Mapping[str, Any], given: Iterable[str]) -> Mappi
     """
     known = (*Limits.__struct_fields__, "sampling_args", "custom_tools", "tenant", "response_format", "lazy", "web")
     for name in overrides:
-        if name in known:
-            continue
-        if name in given or name in _ELSEWHERE:
-            hint = f"{_ELSEWHERE.get(name, name)} is given to the constructor; "
-        else:
-            hint = _meant(name, ("root_prompt", "tags", *known))
-        raise ConfigurationError(f"unknown argument {name!r}; {hint}for one call you can give: {', '.join(known)}")
+        if name not in known:
+            raise unknown_argument(name, of_call(known), elsewhere=given, of="call")
     if not isinstance(overrides.get("lazy", False), bool):
         raise ConfigurationError("lazy is True or False: whether a text file stays a file in cells, whatever its size")
     checked_web(overrides.get("web"))
@@ -186,8 +154,7 @@ def checked_environment(value: Any, settings: Any) -> Environment:
         ConfigurationError: naming what would be right.
     """
     if not isinstance(value, (str, Environment)):
-        kind = type(value).__name__
-        raise ConfigurationError(f'environment must be a name such as "local", or an Environment, not {kind}')
+        raise ConfigurationError(f'environment must be a name such as "local", or an Environment, {got(value)}')
     place = make_environment(value, checked_dict("environment_kwargs", settings))
     place.check()
     return place
@@ -209,7 +176,7 @@ def _flag(name: str, value: Any) -> bool:
     return value
 
 
-def _compactor(value: Any, router: Router) -> Compactor | None:
+def _compactor(value: Any, router: Router, prompts: Prompts) -> Compactor | None:
     if value is False:
         return None
     if value is not True and not inspect.iscoroutinefunction(value):
@@ -223,7 +190,7 @@ def _compactor(value: Any, router: Router) -> Compactor | None:
             f"compaction needs the window of {root.model!r}, which is not known: give it in tokens with "
             'backend_kwargs={"context_window": …}'
         )
-    return by_summary(DEFAULT_PROMPTS.compaction) if value is True else value
+    return by_summary(prompts.compaction) if value is True else value
 
 
 def _share(name: str, value: Any) -> float:
@@ -260,7 +227,7 @@ def checked_pacer(pacer: object, router: Router) -> Pacer | Mapping[str, Pacer] 
     given = cast("Mapping[Any, Any]", pacer) if isinstance(pacer, Mapping) else {"": None}
     pacers = {str(name): each for name, each in given.items() if isinstance(each, Pacer)}
     if len(pacers) < len(given):
-        raise ConfigurationError("pacer must be a Pacer, or a dict of model name → Pacer")
+        raise ConfigurationError(f"pacer must be a Pacer, or a dict of model name → Pacer, {got(pacer)}")
     known = dict.fromkeys(each.model for spec in router.specs for each in spec.each)
     for name in pacers:
         if name not in known:
@@ -314,6 +281,6 @@ def checked_tenant(tenant: Any) -> str | None:
 def _logger(logger: Any) -> Any:
     if logger is not None and (isinstance(logger, type) or not callable(getattr(logger, "for_tree", None))):
         raise ConfigurationError(
-            f"logger must be an RLMLogger, e.g. RLMLogger(log_dir='logs'), not {type(cast('object', logger)).__name__}"
+            f"logger must be an RLMLogger, such as RLMLogger(log_dir='logs'), {got(cast('object', logger))}"
         )
     return logger

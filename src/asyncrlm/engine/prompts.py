@@ -198,14 +198,20 @@ def context_message(
     """
     what, unit, counted = _KINDS.get(kind, (f"of type {type_name or kind}", "characters", "items"))
     what = fill(what, type=type_name)
-    entries = "" if items is None else f"{items:,} {counted if items != 1 else counted[:-1]}, "
+    entries = "" if items is None else f"{_counted(items, counted)}, "
     more = f" Contexts are also in {', '.join(f'`{name}`' for name in names)}." if len(names) > 1 else ""
     if first:
         rest = ", …" if items is not None and items > len(first) else ""
         more += f" {_FIRST.get(kind, 'Its first keys')}: {', '.join(first)}{rest}."
     question = _question(prompts, root_prompt) or prompts.no_question
-    text = fill(prompts.context, kind=what, size=f"{entries}{size:,} {unit}", more=more, question=question)
+    text = fill(prompts.context, kind=what, size=entries + _counted(size, unit), more=more, question=question)
     return clean(text)
+
+
+def _counted(count: int, what: str) -> str:
+    """How many of what: `what` begins with a plural."""
+    first, space, rest = what.partition(" ")
+    return f"{count:,} {first[:-1] if count == 1 else first}{space}{rest}"
 
 
 def conversation_message(prompts: Prompts = DEFAULT_PROMPTS, *, number: int, lost: str | None = None) -> str:

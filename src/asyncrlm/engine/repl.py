@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import time
 import uuid
 import warnings
@@ -10,12 +11,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Never, Self
 
 import anyio
 
 from ..environments import Environment
-from ..errors import LMError
+from ..errors import ConfigurationError, LMError
 from ..ledger import Ledger
 from ..lm.base import LMClient, LMReply, LMRequest
 from ..lm.clients import ClientSpec
@@ -47,6 +48,7 @@ from .configure import (
 )
 from .door import ModelDoor
 from .doors import BehindDoor, behind_door
+from .hints import unknown_argument
 from .prompts import DEFAULT_PROMPTS
 from .settings import (
     DEFAULT_CACHE_SIZE,
@@ -108,7 +110,11 @@ class Repl:
         cache_size: int | str | None = DEFAULT_CACHE_SIZE,
         record: str | Path | None = None,
         replay: str | Path | None = None,
+        **unknown: Never,
     ) -> None:
+        for name in unknown:
+            known = [each for each in inspect.signature(Repl).parameters if each != "unknown"]
+            raise unknown_argument(name, known, of="constructor")
         self._state: Literal["new", "open", "closed"] = "new"
         self._environment = checked_environment(environment, environment_kwargs)
         if context is not None:
@@ -144,7 +150,7 @@ class Repl:
 
     async def __aenter__(self) -> Self:
         if self._state != "new":
-            raise RuntimeError("a Repl can be entered once")
+            raise ConfigurationError("a Repl can be entered once")
         opening = copy.copy(self)  # whoever keeps it open must not keep this one from being collected
         held = BehindDoor(opening._ready())
         self._session = await held.__aenter__()
@@ -215,7 +221,8 @@ class Repl:
             SandboxLost: if no worker can be had.
             ProtocolError: if the worker was tampered with.
             LMError: of kind "replay_miss", if it asked what was not recorded.
-            RuntimeError: if the Repl is not open, or another cell is under way.
+            ConfigurationError: if the Repl is not open.
+            RuntimeError: if another cell is under way.
         """
         session = self._opened()
         return await behind_door(lambda: self._execute(session, code))
@@ -229,13 +236,14 @@ class Repl:
         services.calls = calls
         try:
             refused = None if self._approval is None else await self._approval.refused(code)
-            return _result(refused or await services.door.unless_missed(session.execute(code)), calls)
+            outcome = refused or await services.door.unless_missed(session.execute(code, own_answer=True))
+            return _result(outcome, calls)
         finally:
             self._executing = False
 
     def _opened(self) -> Session:
         if self._state != "open" or self._session is None:
-            raise RuntimeError(f"this Repl is {self._state}, not open: use `async with Repl(...) as repl`")
+            raise ConfigurationError(f"this Repl is {self._state}, not open: use `async with Repl(...) as repl`")
         return self._session
 
     @property
@@ -260,7 +268,11 @@ class Repl:
 
 
 def _log_failure(hook: Any, error: BaseException) -> None:
-    get_logger().warning("callback failed", callback=repr(hook), error=f"{type(error).__name__}: {error}")
+    get_logger().warning(
+        "asyncrlm: your callback raised, the cell is refused",
+        callback=repr(hook),
+        error=f"{type(error).__name__}: {error}",
+    )
 
 
 class _Asking:

@@ -1,6 +1,6 @@
-"""All text that the engine itself says to a model, as data.
+"""What the engine says to a model, as data. What is wrong with a reply or a process is said where that is found.
 
-A `Prompts` is a frozen Struct: make your own with `msgspec.structs.replace(DEFAULT_PROMPTS, turn="Step {turn}")`.
+A `Prompts` is a frozen Struct: make your own with `msgspec.structs.replace(Prompts(), turn="Step {turn}")`.
 Placeholders are replaced literally and in one pass; any other brace stays as it is. `prompts.py` fills them in.
 """
 

@@ -88,7 +88,11 @@ class Tree:
     def listener_failed(self, listener: Any, error: BaseException) -> ListenerFailed:
         name = getattr(listener, "__qualname__", type(listener).__qualname__)
         if not self.watched:
-            get_logger().warning("callback failed", callback=name, error=f"{type(error).__name__}: {error}")
+            get_logger().warning(
+                "asyncrlm: your callback raised, the run goes on",
+                callback=name,
+                error=f"{type(error).__name__}: {error}",
+            )
         return ListenerFailed(
             run_id=self.run_id, time=time.time(), listener=name, error=f"{type(error).__name__}: {error}"
         )
@@ -136,7 +140,8 @@ class Tree:
     def time_is_up(self) -> TimeoutExceededError:
         """The deadline was met."""
         elapsed = anyio.current_time() - self.started
-        error = TimeoutExceededError(elapsed, self.limits.max_timeout or elapsed)
+        timeout = self.limits.max_timeout
+        error = TimeoutExceededError(elapsed, elapsed if timeout is None else timeout)
         self.meet(error)
         return error
 

@@ -12,6 +12,7 @@ import msgspec
 from ..clipping import clip
 from ..lm.base import LMReply, LMRequest
 from ..lm.clients import ClientSpec
+from ..repl.outcome import unrunnable
 from ..repl.session import CellOutcome, Session
 from .approval import Approval
 from .compaction import Compaction
@@ -160,7 +161,7 @@ class Turns:
         self._cells += 1
         self._telling.cell_started(self.number, self._cells, code)
         refused = None if self._approval is None else await self._approval.refused(code)
-        outcome = refused or await session.execute(code)
+        outcome = refused or unrunnable(code) or await session.execute(code)
         error = outcome.lost
         if outcome.error is not None:
             error = outcome.error.traceback or f"{outcome.error.type}: {outcome.error.message}"

@@ -62,3 +62,10 @@ def _driver(name: str) -> type[Environment]:
         raise ConfigurationError(f"unknown environment {name!r}; {there}, or pass an Environment object")
     module, _, driver = place.partition(":")
     return getattr(importlib.import_module(module), driver)
+
+
+def __getattr__(name: str) -> Any:
+    """A driver's module, loaded when it is first used."""
+    if name in _DRIVERS or name == "remote":
+        return importlib.import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -34,7 +34,15 @@ sys.modules[s.name] = m = u.module_from_spec(s)
 s.loader.exec_module(m)
 """
 """How a bare interpreter gets the worker's package from its folder, the first argument, without the rest of ours."""
-_BOOTSTRAP = _WORKER_IMPORT + "from _asyncrlm_worker import template\ntemplate.main(sys.argv[2])\n"
+_BOOTSTRAP = (
+    _WORKER_IMPORT
+    + "from _asyncrlm_worker import forking\nforking.put_off()\n"
+    + "from _asyncrlm_worker import template\ntemplate.main(sys.argv[2])\n"
+)
+
+
+class KilledError(SandboxLost):
+    """A process ended by a signal before it was up."""
 
 
 class Process:
@@ -99,6 +107,7 @@ class Process:
         """What the process found; the first and last thing it says.
 
         Raises:
+            KilledError: if somebody else killed it.
             SandboxLost: if it ended instead, or took too long.
         """
         with anyio.move_on_after(START_LIMIT):
@@ -106,6 +115,9 @@ class Process:
             data = self.control.recv(1 << 16)
             if data:
                 return msgspec.json.decode(data, type=Facts)
+            await self._gone()
+            if self._popen.returncode < 0:
+                raise KilledError(f"the local environment's template was killed ({-self._popen.returncode})")
         log = await anyio.to_thread.run_sync(self._log, limiter=self._threads)
         raise SandboxLost(f"the local environment's template did not come up: {log or 'it said nothing'}")
 

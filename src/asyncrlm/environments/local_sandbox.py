@@ -37,6 +37,7 @@ class LocalSandbox(Sender, Sandbox):
     """
 
     passes_files: ClassVar[bool] = True
+    another_is_free: ClassVar[bool] = True
 
     def __init__(
         self,

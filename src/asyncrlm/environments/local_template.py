@@ -20,7 +20,7 @@ from .. import repl
 from ..errors import SandboxLost
 from .local_order import SPARES
 from .local_output import open_pipes
-from .local_process import STOP_LIMIT, Process, Start
+from .local_process import STOP_LIMIT, KilledError, Process, Start
 from .local_sandbox import LocalSandbox
 
 if TYPE_CHECKING:
@@ -106,21 +106,26 @@ class LocalTemplate:
 
     async def _start(self) -> Process:
         async with self._starting:
-            if self._process is not None:
-                return self._process
-            start = Start(partial(Process, *self._arguments))
-            try:
-                with anyio.CancelScope(shield=True):  # or the thread would have to end what it starts
-                    await anyio.to_thread.run_sync(start.run, limiter=self._threads)
-                self._facts = await start.process.hello()
-                self.orders.clear()
-            except BaseException:
-                process = start.abandon()
-                if process is not None:
-                    await _stop(process)
-                raise
-            self._process = start.process
+            if self._process is None:
+                try:
+                    self._process = await self._started()
+                except KilledError:  # nothing has run: once more is free
+                    self._process = await self._started()
             return self._process
+
+    async def _started(self) -> Process:
+        start = Start(partial(Process, *self._arguments))
+        try:
+            with anyio.CancelScope(shield=True):  # or the thread would have to end what it starts
+                await anyio.to_thread.run_sync(start.run, limiter=self._threads)
+            self._facts = await start.process.hello()
+            self.orders.clear()
+        except BaseException:
+            process = start.abandon()
+            if process is not None:
+                await _stop(process)
+            raise
+        return start.process
 
     async def _replace(self, dead: Process) -> None:
         if self._process is dead:

@@ -25,13 +25,13 @@ class CallableClient(LMClient):
     def __init__(self, function: Callable[..., Awaitable[str | LMReply]], *, model: str | None = None) -> None:
         if not _is_async(function):
             raise ConfigurationError(
-                f"the model function {_name(function)} is not async: write `async def {_name(function)}(messages)`, "
+                f"the model function {_name(function)} is not async: write `async def {_spelt(function)}(messages)`, "
                 "and inside it `await anyio.to_thread.run_sync(...)` for what blocks"
             )
         if not _takes_messages(function):
             raise ConfigurationError(
                 f"the model function {_name(function)} must take one argument: "
-                f"write `async def {_name(function)}(messages)`"
+                f"write `async def {_spelt(function)}(messages)`"
             )
         self.model = model or _name(function)
         self._function = function
@@ -78,3 +78,8 @@ def _takes_messages(function: Callable[..., Any]) -> bool:
 
 def _name(function: Callable[..., Any]) -> str:
     return str(getattr(function, "__name__", None) or type(function).__name__)
+
+
+def _spelt(function: Callable[..., Any]) -> str:
+    name = _name(function)
+    return name if name.isidentifier() else "model"  # a lambda has none

@@ -73,6 +73,8 @@ def client_spec(
         if model and kwargs.setdefault("model_name", model) != model:
             raise ConfigurationError(f"two models named: {backend!r} and model_name={kwargs['model_name']!r}")
         return _named_spec(name, kwargs, sampling)
+    if isinstance(backend, type):
+        raise ConfigurationError(f"backend must be an object, not the class itself: {backend.__name__}(…)")
     if callable(backend):
         return _callable_spec(backend, kwargs, sampling)
     raise ConfigurationError(

@@ -12,7 +12,7 @@ from ..clipping import clip
 from ..errors import ConfigurationError, ProtocolError, RLMError, SandboxLost
 from .broker import Broker
 from .channel import Channel
-from .context import LoadPlan
+from .context import LoadPlan, plan_load
 from .files import HostFile
 from .messages import (
     MAX_FRAME,
@@ -133,6 +133,15 @@ class Link:
                 await self.changed.wait()
                 return True
         return False
+
+    async def reset_answer(self) -> None:
+        """Have no answer from now on, here and in the worker.
+
+        Raises:
+            SandboxLost: if the worker ends meanwhile.
+        """
+        await self.load(plan_load("answer", {"content": "", "ready": False}))
+        self.forget_answer()
 
     def forget_answer(self) -> None:
         """What was submitted so far is no answer to what comes."""

@@ -42,8 +42,10 @@ class Init(_Frame, tag="init"):
     show_values: bool = False
     """Send a short repr of each variable with `done`, not only its type."""
     tools: dict[str, str] = field(default_factory=dict[str, str])
-    """Host callables and their docstrings, "name.function" for those of an object that stays on the host; values arrive
-    as `load` frames with `reserve`."""
+    """Host callables and what `help` says of them, the signature first; "name.function" for those of an object that
+    stays on the host; values arrive as `load` frames with `reserve`."""
+    awaitable: list[str] = field(default_factory=list[str])
+    """Those of `tools` whose results cells may await, as of coroutine functions."""
     drop: list[str] = field(default_factory=list[str])
     """Names that are put back no more: tools that are not there any longer."""
 

@@ -6,7 +6,7 @@ from msgspec import Struct, field
 
 from .broker import Broker
 from .clock import Verdict
-from .link import Link
+from .link import MAX_CODE, Link
 from .messages import Answer, CellError
 
 
@@ -39,6 +39,14 @@ class CellOutcome(Struct, kw_only=True):
     """What happened, for the model to read, if this cell's worker died or was killed; the variables are gone then."""
     lost_before: str | None = None
     """What happened, if an earlier worker died between two cells: this one ran without the variables from before."""
+
+
+def unrunnable(code: str) -> CellOutcome | None:
+    """The outcome of a cell that can't be sent; None if it can. Who wrote it is told, as of any other error in it."""
+    if len(code) <= MAX_CODE:
+        return None
+    text = f"this cell has {len(code):,} characters and was not run; at most {MAX_CODE:,} are possible"
+    return CellOutcome(error=CellError(type="ValueError", message=text, traceback=f"ValueError: {text}"))
 
 
 def submitted(answer: Answer) -> SubmittedAnswer:

@@ -45,7 +45,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     max_output: int = 131_072
     """Bytes kept of each output stream of a cell, half of them its head and half its tail."""
     setup_code: str | None = None
-    """Code run in the worker before the first cell."""
+    """Code run in the worker before the first cell. What it prints, and an answer that it sets, nobody gets."""
 
 
 class Printed(Struct, frozen=True, kw_only=True):
@@ -87,6 +87,9 @@ class Sandbox(ABC):
 
     passes_files: ClassVar[bool] = False
     """True if `pass_file` can hand an open file of the host to the worker."""
+
+    another_is_free: ClassVar[bool] = False
+    """True if it costs next to nothing to try another one where the worker ended before it was ready."""
 
     report: Report
 

@@ -15,15 +15,13 @@ import msgspec
 from ..errors import ConfigurationError, RLMError, SandboxLost
 from .broker import Broker, Services, SubCall, ToolRecord
 from .clock import CellClock, Verdict
-from .context import plan_load
 from .link import CLOSE_GRACE, Link, check_code
-from .messages import Init
 from .outcome import CellOutcome, SubmittedAnswer, lost_between, outcome_of, submitted
 from .resources import threads_of
 from .sandbox import Environment, Report, Scope
 from .shelf import Shelf
 from .tool_desk import ToolDesk
-from .tool_loading import load_tools
+from .tool_loading import init_frame, load_tools
 from .tools import HostTools
 from .uploads import Tell
 from .web import Web
@@ -76,7 +74,7 @@ class Session:
         self._services = services
         self._tools = tools or HostTools()
         self._desk = desk or ToolDesk()
-        self._init = Init(raise_errors=raise_errors, show_values=show_values, tools=self._tools.functions)
+        self._init = init_frame(self._tools, raise_errors=raise_errors, show_values=show_values)
         self._on_tool = on_tool
         self._on_sandbox = on_sandbox
         self._on_upload = on_upload
@@ -182,13 +180,12 @@ class Session:
             before, self._tools = self._tools, tools
             self._services, self._on_tool, self._desk = services, on_tool, desk
             self._retired |= before.names.keys()
-            self._init = Init(raise_errors=raise_errors, show_values=show_values, tools=tools.functions)
+            self._init = init_frame(tools, raise_errors=raise_errors, show_values=show_values)
             gone = before.entries.keys() - tools.entries.keys()
             link.channel.send(msgspec.structs.replace(self._init, drop=sorted(gone)))
             if before is not tools:
                 await load_tools(link, tools, self._init, self._threads)
-            await link.load(plan_load("answer", {"content": "", "ready": False}))
-            link.forget_answer()
+            await link.reset_answer()
             if on_sandbox is not None:
                 on_sandbox(link.report, time.monotonic() - began)
             self._on_sandbox, self._on_upload = on_sandbox, on_upload
@@ -229,8 +226,8 @@ class Session:
 
     # ---- cells -------------------------------------------------------------------------------------------------------
 
-    async def execute(self, code: str) -> CellOutcome:
-        """Run one cell to its end, and serve its calls meanwhile.
+    async def execute(self, code: str, *, own_answer: bool = False) -> CellOutcome:
+        """Run one cell to its end, and serve its calls meanwhile; `own_answer`: what others submitted is forgotten.
 
         Cancelled, it kills the worker and with it all that the cell started.
 
@@ -242,6 +239,8 @@ class Session:
         with self._exclusively("execute"):
             check_code(code)
             link = await self._worker()
+            if own_answer and link.answer is not None:
+                await link.reset_answer()
             setup = self._environment.settings.setup_code
             if setup and not link.prepared:
                 await self._prepare(link, setup)
@@ -257,6 +256,8 @@ class Session:
             link.kill("its setup_code failed")
             link.told = True
             raise ConfigurationError(f"setup_code failed:\n{outcome.error.traceback or outcome.error.message}")
+        if outcome.answer is not None:  # nobody asked yet
+            await link.reset_answer()
         link.prepared = True
 
     async def _run_cell(self, link: Link, number: int, code: str) -> CellOutcome:
@@ -358,7 +359,7 @@ class Session:
                 self._obituary = lost_between(last)
         return await self._start()
 
-    async def _start(self) -> Link:
+    async def _start(self, *, again: bool = True) -> Link:
         group = self._entered()
         began = time.monotonic()
         link = self._link = Link(await self._environment.open(self._scope), self._told, self._threads)
@@ -370,9 +371,11 @@ class Session:
             await load_tools(link, self._tools, self._init, self._threads)
             for plan in self._shelf.plans(group):
                 await link.load(plan)
-        except BaseException:
+        except BaseException as error:
             link.kill("it could not be made ready")
             link.told = True
+            if again and isinstance(error, SandboxLost) and link.sandbox.another_is_free and link.ended.is_set():
+                return await self._start(again=False)  # no cell has run
             raise
         return link
 

@@ -16,7 +16,7 @@ from msgspec import UNSET
 from ..caught import is_ctrl_c, is_own
 from .raised import innermost
 from .tool_threads import ToolThreads, TooManyLeftError
-from .tools import HostTools
+from .tools import HostTools, is_async
 from .worker import codec
 
 TOOL_THREADS = 64
@@ -131,11 +131,6 @@ async def _timed(name: str, limit: float | None, outcome: Awaitable[Any], more: 
     with anyio.move_on_after(math.inf if limit is None else limit):
         return await outcome
     return ToolFailure("TimeoutError", f"{name} took longer than {limit:g} s{more}")
-
-
-def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling it makes a coroutine."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004 -- not whether it can be called, but how
 
 
 async def _read(

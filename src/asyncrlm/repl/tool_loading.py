@@ -14,6 +14,12 @@ from .tools import HostTools, Tool
 from .worker import codec
 
 
+def init_frame(tools: HostTools, *, raise_errors: bool, show_values: bool) -> Init:
+    """What a worker is told first."""
+    functions, awaitable = tools.functions, tools.awaitable
+    return Init(raise_errors=raise_errors, show_values=show_values, tools=functions, awaitable=awaitable)
+
+
 async def load_tools(link: Link, tools: HostTools, init: Init, threads: anyio.CapacityLimiter) -> None:
     """Bind all tools in a worker that has `init`, and with it the callables, already.
 

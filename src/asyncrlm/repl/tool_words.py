@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,12 @@ LONGEST_DOC = 1000
 FEW_FUNCTIONS = 20
 """Functions of an object up to which each has a line of its own."""
 MOST_NAMES = 40
+LONGEST_DEFAULT = 16
+"""Characters of a default value that a prompt has. A longer one may be a key, or a table."""
+LONGEST_ANNOTATION = 200
+LONGEST_SIGNATURE = 2000
+_SECRET = re.compile(r"key|token|secret|passw|pwd|auth|credential|cookie|dsn", re.IGNORECASE)
+"""What names of parameters have whose defaults no model reads."""
 _INDENT = "\n  "
 
 
@@ -52,11 +59,14 @@ def describe_source(name: str, source: str, description: str) -> str:
     node = defined(name, tree)
     if node is None:
         value = tree.body[0].value if isinstance(tree.body[0], ast.Assign) else None
+        if isinstance(value, ast.Lambda):
+            _hide_defaults(value.args)
         parameters = ast.unparse(value.args) if isinstance(value, ast.Lambda) else "..."
         return _said(f"`{name}({parameters})`", description)
     text = description or (ast.get_docstring(node) or "")[:LONGEST_DOC]
     if isinstance(node, ast.ClassDef):
         return _said(f"`class {name}`", text)
+    _hide_defaults(node.args)
     returns = f" -> {ast.unparse(node.returns)}" if node.returns is not None else ""
     later = "async " if isinstance(node, ast.AsyncFunctionDef) else ""
     return _said(f"`{later}{name}({ast.unparse(node.args)}){returns}`", text)
@@ -67,8 +77,8 @@ def _said(head: str, text: str) -> str:
     return f"{head} - {_INDENT.join(text.splitlines())}" if text else head
 
 
-class _Annotation:
-    """An annotation that was written as text, to be shown as it was written."""
+class _Written:
+    """What stands in a signature as it is written here."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -77,20 +87,56 @@ class _Annotation:
         return self._text
 
 
+_HIDDEN = _Written("...")
+
+
 def signature(name: str, function: Callable[..., Any]) -> str:
-    """Name, parameters and types, as they would stand in a definition."""
+    """Name, parameters and types, as they would stand in a definition; of defaults, what is short and plain."""
     try:
         found = inspect.signature(function)
         parameters = [
-            parameter.replace(annotation=_shown(parameter.annotation)) for parameter in found.parameters.values()
+            parameter.replace(annotation=_shown(parameter.annotation), default=_default(parameter))
+            for parameter in found.parameters.values()
         ]
-        return f"{name}{found.replace(parameters=parameters, return_annotation=_shown(found.return_annotation))}"
+        text = f"{name}{found.replace(parameters=parameters, return_annotation=_shown(found.return_annotation))}"
     except (TypeError, ValueError):
         return f"{name}(...)"
+    return text if len(text) <= LONGEST_SIGNATURE else f"{name}(...)"
 
 
 def _shown(annotation: Any) -> Any:
-    return _Annotation(annotation) if isinstance(annotation, str) else annotation
+    if annotation is inspect.Parameter.empty:
+        return annotation
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return _Written(" ".join(text.split())) if len(text) <= LONGEST_ANNOTATION else _HIDDEN
+
+
+def _default(parameter: inspect.Parameter) -> Any:
+    default = parameter.default
+    return default if default is parameter.empty or _may_show(parameter.name, default) else _HIDDEN
+
+
+def _may_show(name: str, default: Any) -> bool:
+    if default is None or isinstance(default, bool):
+        return True
+    plain = type(default) in (int, float, str) and len(str(default)) <= LONGEST_DEFAULT
+    return plain and _SECRET.search(name) is None
+
+
+def _hide_defaults(given: ast.arguments) -> None:
+    """Leave of the defaults in a definition what `signature` shows of one."""
+
+    def shown(parameter: ast.arg, default: ast.expr) -> ast.expr:
+        plain = isinstance(default, ast.Constant) and _may_show(parameter.arg, default.value)
+        return default if plain else ast.Constant(...)
+
+    positional = (*given.posonlyargs, *given.args)
+    with_default = positional[len(positional) - len(given.defaults) :]
+    given.defaults = [shown(*each) for each in zip(with_default, given.defaults, strict=True)]
+    given.kw_defaults = [
+        None if default is None else shown(parameter, default)
+        for parameter, default in zip(given.kwonlyargs, given.kw_defaults, strict=True)
+    ]
 
 
 def doc(function: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import keyword
 import math
 import re
@@ -120,6 +121,11 @@ class HostTools:
         """The callables that are called on the host wherever cells run: name → docstring there."""
         return {tool.name: tool.docs.get(tool.name, "") for tool in self.of_kind("function")}
 
+    @property
+    def awaitable(self) -> list[str]:
+        """Those of `names` that are coroutine functions: cells may await what they return."""
+        return [name for name, function in self.names.items() if is_async(function)]
+
     def entry(self, call: str) -> Tool:
         """The tool that a call by this name is for."""
         return self.entries[call.partition(".")[0]]
@@ -130,6 +136,11 @@ class HostTools:
         if any(tool.untrusted for tool in self.entries.values()):
             lines.append(UNTRUSTED)
         return "\n".join(lines)
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling it makes a coroutine."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004 -- not whether it can be called, but how
 
 
 def check_name(name: Any) -> None:

@@ -107,7 +107,7 @@ class ScriptedLM(LMClient):
             answer = self._script[turn]
         else:
             raise LMError(
-                f"the script of {self.model!r} has {len(self._script)} replies and this is call {turn + 1}; its last "
+                f"the script of {self.model!r} has {_replies(len(self._script))} and this is call {turn + 1}; its last "
                 f"message begins {self.prompts[turn][:200]!r}",
                 kind="other",
             )
@@ -140,3 +140,7 @@ class ScriptedLM(LMClient):
     def __repr__(self) -> str:
         of = "" if self._function is not None else f" of {len(self._script)}"
         return f"<ScriptedLM {self.model} {len(self.calls)}{of} calls>"
+
+
+def _replies(count: int) -> str:
+    return "1 reply" if count == 1 else f"{count} replies"

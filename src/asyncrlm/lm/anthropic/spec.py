@@ -59,7 +59,11 @@ def anthropic_spec(kwargs: dict[str, Any], sampling: dict[str, Any]) -> ClientSp
     refuse_unknown("anthropic", kwargs, (*ANTHROPIC_KWARGS, *OUR_KWARGS))
     model = kwargs.pop("model_name", None)
     if not isinstance(model, str):
-        raise ConfigurationError('backend="anthropic" needs a model: "anthropic/claude-...", or model_name')
+        raise ConfigurationError(
+            'backend="anthropic" needs a model: "anthropic/claude-...", or model_name',
+            argument="model_name",
+            problem='backend="anthropic" needs a model',
+        )
     optional_sdk("anthropic", "anthropic", load=False)
     mapped_sampling(sampling)
     price, window = price_and_window(model, kwargs)

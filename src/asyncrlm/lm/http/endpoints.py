@@ -73,9 +73,17 @@ def origin_of(base_url: str) -> Origin:
             f'base_url must be an http or https URL such as "http://127.0.0.1:8000/v1", not {_shown(base_url)!r}'
         )
     if "@" in parts.netloc:
-        raise ConfigurationError("base_url must not carry a user or password: give api_key= or default_headers=")
+        raise ConfigurationError(
+            "base_url must not carry a user or password: give api_key= or default_headers=",
+            argument="default_headers",
+            problem="base_url must not carry a user or password",
+        )
     if parts.query or parts.fragment:
-        raise ConfigurationError("base_url must not carry a query: give default_query=")
+        raise ConfigurationError(
+            "base_url must not carry a query: give default_query=",
+            argument="default_query",
+            problem="base_url must not carry a query",
+        )
     return parts.scheme, parts.hostname, port if port is not None else {"http": 80, "https": 443}[parts.scheme]
 
 
@@ -225,5 +233,7 @@ def missing_key(backend: str, variable: str | None) -> ConfigurationError:
     return ConfigurationError(
         f'backend="{backend}" needs an API key. Three ways to get going: {where}, or pass '
         'backend_kwargs={"api_key": ...}; use a local server, backend="vllm", backend_kwargs={"base_url": '
-        '"http://127.0.0.1:8000/v1", "model_name": ...}; or try the library without any model, backend="offline".'
+        '"http://127.0.0.1:8000/v1", "model_name": ...}; or try the library without any model, backend="offline".',
+        argument="api_key",
+        problem=f'backend="{backend}" needs an API key: {where}',
     )

@@ -61,7 +61,11 @@ def openai_spec(backend: str, preset: Preset, kwargs: dict[str, Any], sampling: 
     refuse_unknown(backend, kwargs, (*SDK_KWARGS, *OUR_KWARGS))
     model = kwargs.pop("model_name", None) or preset.default_model
     if not isinstance(model, str):
-        raise ConfigurationError(f'backend="{backend}" needs backend_kwargs={{"model_name": ...}}')
+        raise ConfigurationError(
+            f'backend="{backend}" needs backend_kwargs={{"model_name": ...}}',
+            argument="model_name",
+            problem=f'backend="{backend}" needs a model',
+        )
     given_price = kwargs.get("price")
     price, window = price_and_window(model, kwargs)
     attempts = attempts_of(kwargs)
@@ -130,6 +134,8 @@ def _base_url(backend: str, preset: Preset, kwargs: dict[str, Any]) -> str | Non
     base_url = base_url if base_url is not None else preset.base_url
     if base_url is None:
         raise ConfigurationError(
-            f'backend="{backend}" needs backend_kwargs={{"base_url": ...}}, such as "http://127.0.0.1:8000/v1"'
+            f'backend="{backend}" needs backend_kwargs={{"base_url": ...}}, such as "http://127.0.0.1:8000/v1"',
+            argument="base_url",
+            problem=f'backend="{backend}" needs the address of its server',
         )
     return checked_base_url(base_url)

@@ -6,22 +6,23 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from . import report
 from .wire import MAX_FRAME, dump
 
 
 def to_text(content: Any) -> str:
     """What the caller gets: a str as it is, other values as JSON where they have that form, else `str(content)`."""
-    if isinstance(content, str):
+    if report.is_a(content, str):
         return str.__str__(content)
     if content is None:
         return ""
     try:
-        return json.dumps(content, ensure_ascii=False, allow_nan=False)
-    except Exception:
-        try:
-            return str(content)
-        except Exception as error:
-            return f"<{type(content).__name__} object; its str() raised {type(error).__name__}>"
+        with report.long_ints():
+            return json.dumps(content, ensure_ascii=False, allow_nan=False)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # of what the content itself may raise
+        return hex(content) if report.is_a(content, int) else report.own_text(content)
 
 
 class Answer(dict[str, Any]):
@@ -135,5 +136,7 @@ class Submission:
     def _ready(self) -> bool:
         try:
             return bool(self.answer.get("ready"))
-        except Exception:  # an array of several truth values
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # an array of several truth values, or worse
             return False

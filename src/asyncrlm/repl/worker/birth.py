@@ -9,7 +9,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING
 
-from . import confine, main, namespaces, syscalls
+from . import confine, forking, main, namespaces, syscalls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -101,6 +101,7 @@ class Birth:
                 self._confine()
             for rule, _ in self.rules:
                 os.close(rule)
+            forking.register()
             main.serve(self.channel, self.request["in_force"])
         except BaseException:
             traceback.print_exc()

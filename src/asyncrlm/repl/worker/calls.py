@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -12,6 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 T = TypeVar("T")
+
+MAX_CONTAINERS = 999_000
+"""Lists and dicts in one frame; the host takes a few more."""
+_QUOTED = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
 
 _PIECE = 256 * 1024
 _OVER = "the cell that made this sub-call is over: join threads and await tasks before a cell ends"
@@ -48,10 +53,23 @@ class _Outbox(Generic[T]):
                     raise ValueError(
                         f"too long: {len(frame):,} bytes in one sub-call, at most {MAX_FRAME:,} can be sent"
                     )
+                if len(frame) > 2 * MAX_CONTAINERS and _containers(body) > MAX_CONTAINERS:
+                    raise ValueError(
+                        f"more than {MAX_CONTAINERS:,} lists and dicts in one call: "
+                        "send them as text, json.dumps(...), or in several calls"
+                    )
                 frames.append((call, frame))
                 size += len(frame)
                 self._next += 1
         return bool(frames)
+
+
+def _containers(text: str) -> int:
+    """Lists and dicts in JSON."""
+    if text.count("[") + text.count("{") <= MAX_CONTAINERS:
+        return 0
+    bare = _QUOTED.sub("", text)
+    return bare.count("[") + bare.count("{")
 
 
 class Calls:

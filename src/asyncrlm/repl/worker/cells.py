@@ -7,6 +7,7 @@ import builtins
 import linecache
 import sys
 import types
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from . import report, spelling
@@ -25,6 +26,10 @@ MAX_VARIABLES = 200
 """Most names that `done` lists."""
 MAX_VALUE = 200
 """Characters of a value that `done` shows."""
+_NO_ANSWER = (
+    '[answer] `answer` is a dict, and what you bound to its name is no answer: set answer["content"] to the answer, '
+    'then answer["ready"] = True.'
+)
 _COROUTINE = 0x80
 """`inspect.CO_COROUTINE`; the module takes as long to import as half of the others."""
 
@@ -98,7 +103,7 @@ class Namespace:
 
     def show_vars(self) -> str:
         """The variables that cells have bound, each with its type."""
-        bound = {name: value for name, value in self.bound().items() if not isinstance(value, types.ModuleType)}
+        bound = {name: value for name, value in self.bound().items() if not report.is_a(value, types.ModuleType)}
         if not bound:
             return "No variables yet."
         return "\n".join([f"{name}: {report.type_name(value)}" for name, value in bound.items()])
@@ -125,7 +130,7 @@ class Python:
 
     def execute(self, source: str, name: str, cell: int) -> None:
         names = self._namespace.names
-        for code in _compile(source, name):
+        for code in _compile(source, name, self._namespace.reserved):
             if code.co_flags & _COROUTINE:
                 self._loops.top_level(eval(code, names))
             else:
@@ -195,19 +200,23 @@ class Cells:
         self.stdio.flush()
         self.stdio.restore()
         self.arm()
+        bound_answer = namespace.names.get("answer")
+        if bound_answer is not None and not report.is_a(bound_answer, Mapping):
+            print(_NO_ANSWER, file=sys.stderr)
+            self.stdio.flush()
         try:
-            namespace.submission.adopt(namespace.names.get("answer"))
-        except Exception as raised:  # an answer too long to be sent, or a mapping that can't be read
+            namespace.submission.adopt(bound_answer)
+        except BaseException as raised:  # an answer too long to be sent, or a mapping that can't be read
             error = error or raised
         namespace.restore()
         done: dict[str, Any] = {"t": "done", "cell": cell}
         bound = list(namespace.bound().items())[-MAX_VARIABLES:]
-        done["variables"] = {report.valid(name): report.valid(report.type_name(value)) for name, value in bound}
+        done["variables"] = {_short(name): report.valid(report.type_name(value)) for name, value in bound}
         if self.show_values:
             done["values"] = {
-                report.valid(name): report.short_repr(value, MAX_VALUE)
+                _short(name): _shown(value)
                 for name, value in bound
-                if not isinstance(value, (types.ModuleType, types.FunctionType, type))
+                if not report.is_a(value, (types.ModuleType, types.FunctionType, type))
             }
         if error is not None:
             done["error"] = report.describe_error(error, interrupted=guard.stopped, confined=self.confined)
@@ -227,10 +236,21 @@ class Cells:
         leave(status & 0xFF)
 
 
-def _compile(source: str, name: str) -> list[types.CodeType]:
+def _short(name: str) -> str:
+    return report.valid(name[: report.MAX_NAME])
+
+
+def _shown(value: Any) -> str:
+    try:
+        return report.short_repr(value, MAX_VALUE)
+    except KeyboardInterrupt:  # no interrupt comes between cells: the value's own
+        return f"<{report.type_name(value)} object>"
+
+
+def _compile(source: str, name: str, reserved: dict[str, Any]) -> list[types.CodeType]:
     """The code of a cell; its last statement on its own if that is an expression, to be shown as a REPL does."""
     tree = ast.parse(source, name)
-    spelling.apply(tree, source)
+    spelling.apply(tree, source, reserved)
     body = tree.body
     codes: list[types.CodeType] = []
     last = body.pop() if body and isinstance(body[-1], ast.Expr) else None

@@ -85,9 +85,10 @@ class Worker:
         for name in frame.get("drop", ()):
             self.namespace.release(name)
         functions: dict[str, dict[str, Any]] = {}
+        awaitable = frozenset(frame.get("awaitable", ()))
         for name, doc in frame.get("tools", {}).items():
             owner, _, function = name.partition(".")
-            functions.setdefault(owner, {})[function] = self.surface.tool(name, doc)
+            functions.setdefault(owner, {})[function] = self.surface.tool(name, doc, awaitable=name in awaitable)
         for name, of_it in functions.items():
             self.namespace.reserve(name, of_it.get("") or HostObject(name, of_it))
 

@@ -1,4 +1,4 @@
-"""What sub-calls give to a cell: text and lists that can be awaited, and failures that can be told apart."""
+"""What calls give to a cell: values that can be awaited, and failures that can be told apart."""
 
 from __future__ import annotations
 
@@ -52,6 +52,54 @@ class Texts(_Ready, list[Any]):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.__reduce__()
+
+
+class _Dict(_Ready, dict[Any, Any]):
+    __slots__ = ()
+    __hash__ = object.__hash__  # type: ignore[assignment]  # as above
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.__reduce__()
+
+
+class _Tuple(_Ready, tuple[Any, ...]):
+    __slots__ = ()
+
+    def __reduce__(self) -> Any:
+        return tuple, (tuple(self),)
+
+
+class _Int(_Ready, int):
+    __slots__ = ()
+
+    def __reduce__(self) -> Any:
+        return int, (int(self),)
+
+
+class _Float(_Ready, float):
+    __slots__ = ()
+
+    def __reduce__(self) -> Any:
+        return float, (float(self),)
+
+
+PLAIN: dict[Any, type[Any]] = {Text: str, Texts: list, _Dict: dict, _Tuple: tuple, _Int: int, _Float: float}
+"""Type that can be awaited → what it is otherwise."""
+for _kind, _plain in PLAIN.items():  # in a cell `type(x)` is shown as what it is for
+    _kind.__name__, _kind.__qualname__, _kind.__module__ = _plain.__name__, _plain.__name__, "builtins"
+_READY: dict[Any, Any] = {plain: ready for ready, plain in PLAIN.items()}
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def ready(value: Any) -> Any:
+    """`value` so that it can be awaited, too, where there is a type for that: not so with None, True and records."""
+    return _READY.get(type(value), _same)(value)
 
 
 class FailedReply(_Ready, str):

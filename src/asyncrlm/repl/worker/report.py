@@ -9,16 +9,21 @@ import re
 import socket
 import sys
 import traceback
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from .records import Record, record_type
-from .replies import Text, Texts
+from .replies import PLAIN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Generator, Iterable
 
 MAX_TRACEBACK = 20_000
 """Characters kept of a traceback: its head and, mostly, its tail."""
+MAX_NAME = 200
+"""Characters of the name of a class or a variable."""
+MAX_DIGITS = 100_000
+"""Digits of an int that is written out."""
 MAX_SHOWN = 20_000
 """Characters shown of the last expression of a cell."""
 _MAX_FRAMES = 60
@@ -46,14 +51,34 @@ def shorten(text: str, limit: int, head: float = 0.5) -> str:
     return f"{text[:first]}\n[... {len(text) - limit:,} characters left out ...]\n{text[len(text) - last :]}"
 
 
+def class_name(kind: type[Any]) -> str:
+    """The name of a class, whatever its own class makes of `__name__`."""
+    return str.__str__(_type.__dict__["__name__"].__get__(kind))[:MAX_NAME]  # pyright: ignore[reportUnknownArgumentType]
+
+
 def type_name(value: Any) -> str:
     """The type that a reader of the cell would name."""
     kind = _type(value)
-    if kind is Text:
-        return "str"
-    if kind is Texts:
-        return "list"
-    return kind.__name__
+    return class_name(next((plain for own, plain in PLAIN.items() if own is kind), kind))
+
+
+def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
+    """As `isinstance`, but asks nothing of the value, which may say or raise anything."""
+    return issubclass(_type(value), kinds)
+
+
+@contextmanager
+def long_ints() -> Generator[None, None, None]:
+    """Have ints of many digits written out; Python refuses from 4,300 on, lest an attacker keep it busy."""
+    limit = getattr(sys, "get_int_max_str_digits", int)()
+    if not 0 < limit < MAX_DIGITS:
+        yield
+        return
+    sys.set_int_max_str_digits(MAX_DIGITS)
+    try:
+        yield
+    finally:
+        sys.set_int_max_str_digits(limit)
 
 
 class _FullError(Exception):
@@ -76,11 +101,9 @@ class _Writer:
         self.left -= len(text)
 
     def value(self, value: Any) -> None:
-        kind = _type(value)
+        kind: Any = PLAIN.get(_type(value)) or _type(value)
         if kind in _BRACKETS:
             self.container(value, *_BRACKETS[kind])
-        elif kind is Texts:
-            self.container(value, "[", "]")
         elif kind is Record:
             self.put(record_type(value))
             self.container(dict(value), "{", "}")
@@ -122,61 +145,91 @@ class _Writer:
 
 def _own_repr(value: Any) -> str:
     try:
-        text = repr(value)
-    except Exception as error:
-        return f"<{type(value).__name__} object; its repr() raised {type(error).__name__}>"
-    return text if type(text) is str else str.__str__(text)
+        with long_ints():
+            text = repr(value)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return _no_text(value, "repr", error)
+    return str.__str__(text)
+
+
+def _no_text(value: Any, how: str, error: BaseException) -> str:
+    return f"<{type_name(value)} object; its {how}() raised {type_name(error)}>"
+
+
+def own_text(value: Any) -> str:
+    """`str(value)`, whatever that raises but an interrupt."""
+    try:
+        with long_ints():
+            return str.__str__(str(value))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return _no_text(value, "str", error)
 
 
 def short_repr(value: Any, limit: int) -> str:
-    """`repr(value)`, cut after about `limit` characters. Never raises, whatever `value` does."""
+    """`repr(value)`, cut after about `limit` characters. Raises nothing but an interrupt, whatever `value` does."""
     writer = _Writer(limit)
     try:
         writer.value(value)
     except _FullError:
-        size = f" (length {len(value):,})" if isinstance(value, (str, bytes, bytearray, *_BRACKETS)) else ""  # pyright: ignore[reportUnknownArgumentType]
-        return valid("".join(writer.parts)) + "..." + size
-    except Exception as error:  # a container that changes while it is read, a key that can't be looked up
-        return f"<{type_name(value)} object; its repr() raised {type(error).__name__}>"
+        return valid("".join(writer.parts)) + "..." + _length(value)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a container that changes while it is read, a key that can't be looked up
+        return _no_text(value, "repr", error)
     return valid("".join(writer.parts))
+
+
+def _length(value: Any) -> str:
+    kind: Any = next((base for base in (str, bytes, bytearray, *_BRACKETS) if is_a(value, base)), None)
+    return f" (length {kind.__len__(value):,})" if kind else ""
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------------
 
 
 def describe_error(error: BaseException, *, interrupted: bool, confined: bool) -> dict[str, Any]:
-    """The `CellError` of what a cell raised."""
-    frame: dict[str, Any] = {"type": valid(type(error).__name__)}
-    try:
-        message = str(error)
-    except Exception as failure:
-        message = f"<its str() raised {type(failure).__name__}>"
+    """The `CellError` of what a cell raised. Raises nothing, whatever `error` does."""
+    message = _tried(own_text, error)
     text = format_error(error)
-    if isinstance(error, SystemExit):
+    if is_a(error, SystemExit):
         text += "The cell ended here; its variables are kept.\n"
-    hint = _no_str(error) or (_hint(error) if confined and not interrupted else None)
+    hint = _tried(_no_str, error) or _tried(_no_awaitable, error)
+    if hint is None and confined and not interrupted:
+        hint = _tried(_hint, error)
     if hint:
         text += hint + "\n"
-    frame["message"] = valid(shorten(message, MAX_TRACEBACK))
+    frame: dict[str, Any] = {"type": valid(type_name(error))}
+    frame["message"] = valid(shorten("<its text can't be had>" if message is None else message, MAX_TRACEBACK))
     frame["traceback"] = valid(shorten(text, MAX_TRACEBACK, head=0.25))
     if interrupted:
         frame["interrupted"] = True
     return frame
 
 
-def format_error(error: BaseException) -> str:
-    """The traceback of what a cell raised, from the cell's own code on."""
-    trace = error.__traceback__
-    while trace is not None and not trace.tb_frame.f_code.co_filename.startswith("<cell "):
-        trace = trace.tb_next
-    if isinstance(error, SyntaxError):
-        _find_line(error)
+def _tried(step: Callable[[BaseException], Any], error: BaseException) -> Any:
     try:
-        report = traceback.TracebackException(type(error), error, trace, **_COMPACT)
+        return step(error)
+    except BaseException:  # of the error's own methods, which may raise anything
+        return None
+
+
+def format_error(error: BaseException) -> str:
+    """The traceback of what a cell raised, from the cell's own code on. Raises nothing, whatever `error` does."""
+    try:
+        trace = error.__traceback__
+        while trace is not None and not trace.tb_frame.f_code.co_filename.startswith("<cell "):
+            trace = trace.tb_next
+        if is_a(error, SyntaxError):
+            _find_line(cast("SyntaxError", error))
+        report = traceback.TracebackException(_type(error), error, trace, **_COMPACT)
         _trim(report)
         return "".join(report.format())
-    except Exception as failure:
-        return f"{type(error).__name__}: <the traceback could not be shown: {type(failure).__name__}>\n"
+    except BaseException as failure:
+        return f"{type_name(error)}: <the traceback could not be shown: {type_name(failure)}>\n"
 
 
 def _find_line(error: SyntaxError) -> None:
@@ -220,6 +273,23 @@ def _no_str(error: BaseException) -> str | None:
         "[context] a Text is no str. Instead of re.search(p, text) write text.search(p), of re.finditer(p, text) "
         'text.finditer(p); for "".join, + and functions that want a str take a part: text[a:b], or the pieces of '
         "text.chunks(size)."
+    )
+
+
+_NO_AWAITABLE = (
+    "can't be used in 'await' expression",
+    "a coroutine or an awaitable is required",
+    "a coroutine was expected",
+)
+
+
+def _no_awaitable(error: BaseException) -> str | None:
+    """One line that says why a value can't be awaited: mostly it is the result of a call that has waited."""
+    if not isinstance(error, TypeError) or not any(text in str(error) for text in _NO_AWAITABLE):
+        return None
+    return (
+        "[await] that is a value, no awaitable. Functions that you were given have waited and are called: they return "
+        "their result, so don't await it once more."
     )
 
 

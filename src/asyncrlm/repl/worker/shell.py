@@ -71,6 +71,7 @@ class Shell:
     def __init__(self, shell: Any, namespace: Namespace, loops: Loops) -> None:
         self._shell = shell
         self._loops = loops
+        self._reserved = namespace.reserved
         self._name: str | None = None
         """What the next code to be compiled is called."""
         self._running = 0
@@ -136,7 +137,7 @@ class Shell:
 
     def _ast_parse(self, source: str, *args: Any, **kwargs: Any) -> ast.Module:
         tree = self._parse(source, *args, **kwargs)
-        spelling.apply(tree, source)
+        spelling.apply(tree, source, self._reserved)
         return tree
 
     async def _run_code(self, code: Any, result: Any = None, *, async_: bool = False) -> bool:

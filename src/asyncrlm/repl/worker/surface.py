@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from . import codec
 from .lazytext import Text
-from .replies import FailedReply, SubcallError, Texts
+from .replies import FailedReply, SubcallError, Texts, ready
 from .replies import Text as ReplyText
 from .wire import MAX_FRAME, dump
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from .folder import Open
     from .lazytext import Ask
 
+TWIN = "__awaited__"
+"""The attribute of a plain function that is its twin, the coroutine function that does the same."""
 _Frame = dict[str, Any]
 
 
@@ -84,16 +87,15 @@ class Surface:
         """The eight functions that ask a model or a child."""
         out: dict[str, Callable[..., Any]] = {}
         for kind, what in (("llm", "a language model"), ("rlm", "a child that has its own REPL")):
-            for function, doc in (
-                (self._one(kind), f"Ask {what} and wait for its reply."),
-                (self._batch(kind), f"Ask {what} each of the prompts, all at the same time; the replies in order."),
-                (self._async_one(kind), f"Ask {what}; to be awaited."),
-                (self._async_batch(kind), f"Ask {what} each of the prompts; to be awaited; the replies in order."),
+            one, batch = self._async_one(kind), self._async_batch(kind)
+            for function, twin, doc in (
+                (self._one(kind), one, f"Ask {what} and wait for its reply."),
+                (self._batch(kind), batch, f"Ask {what} each of the prompts, all at once; the replies in order."),
+                (one, None, f"Ask {what}; to be awaited."),
+                (batch, None, f"Ask {what} each of the prompts; to be awaited; the replies in order."),
             ):
-                function.__qualname__ = function.__name__ = function.__name__.replace("query", f"{kind}_query")
-                function.__doc__ = doc
-                function.__module__ = "__main__"
-                out[function.__name__] = function
+                name = function.__name__.replace("query", f"{kind}_query")
+                out[name] = _named(function, name, doc, twin)
         return out
 
     def _one(self, kind: str) -> Callable[..., Any]:
@@ -167,25 +169,79 @@ class Surface:
             raise OSError(str(reply["error"]))
         return reply
 
-    def tool(self, name: str, doc: str) -> Callable[..., Any]:
-        """A function of the host."""
+    def tool(self, name: str, doc: str, *, awaitable: bool = False) -> Callable[..., Any]:
+        """A function of the host, whose signature is the first line of `doc`; `awaitable`: so are its results."""
 
-        def tool(*args: Any, **kwargs: Any) -> Any:
+        def fields(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
             fields = f'"kind":"tool","name":{dump(name)}'
             if args:
                 fields += f',"args":{dump(list(args), f"{name}() args")}'
             if kwargs:
                 values = ",".join([f"{dump(key)}:{dump(value, f'{name}() {key}')}" for key, value in kwargs.items()])
                 fields += f',"kwargs":{{{values}}}'
-            reply = self._calls.call((fields,), str)[0]
+            return fields
+
+        def result(reply: _Frame) -> Any:
             if reply.get("error") is not None:
                 raise _tool_error(name, reply)
-            return codec.decode(reply.get("value"))
+            value = codec.decode(reply.get("value"))
+            return ready(value) if awaitable else value
 
-        tool.__name__ = tool.__qualname__ = name
-        tool.__doc__ = doc
-        tool.__module__ = "__main__"
-        return tool
+        def tool(*args: Any, **kwargs: Any) -> Any:
+            return result(self._calls.call((fields(args, kwargs),), str)[0])
+
+        async def later(*args: Any, **kwargs: Any) -> Any:
+            return result((await self._calls.acall((fields(args, kwargs),), str))[0])
+
+        signature, _, text = doc.partition("\n\n")
+        stub = _stub(signature)
+        if stub is None:
+            text = doc
+        else:  # where `help` and `inspect` look for what a function takes
+            tool.__dict__["__wrapped__"] = later.__dict__["__wrapped__"] = stub
+        return _named(tool, name, text, _named(later, name, text))
+
+
+def _named(
+    function: Callable[..., Any], name: str, doc: str, twin: Callable[..., Any] | None = None
+) -> Callable[..., Any]:
+    """`function` as if a cell had defined it under `name`; `twin` is the coroutine function that does the same."""
+    function.__qualname__ = function.__name__ = name
+    function.__doc__ = doc or None
+    function.__module__ = "__main__"
+    if twin is not None:
+        setattr(function, TWIN, twin)
+    return function
+
+
+class _Written:
+    """An annotation, shown as it was written."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def _stub(signature: str) -> Any:
+    """A function that takes what `signature` says; None where that is not how Python would have it written."""
+    name, _, rest = signature.partition("(")
+    try:
+        tree = ast.parse(f"from __future__ import annotations\ndef {name.rpartition('.')[2]}({rest}: ...")
+        _, stub = tree.body
+        if not isinstance(stub, ast.FunctionDef):
+            return None
+        for default in (*stub.args.defaults, *stub.args.kw_defaults):
+            if default is not None:
+                ast.literal_eval(default)
+        names: dict[str, Any] = {}
+        exec(compile(tree, "<tool>", "exec"), names)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return None
+    made = names[stub.name]
+    made.__annotations__ = {name: _Written(text) for name, text in made.__annotations__.items()}
+    return made
 
 
 class HostObject:
