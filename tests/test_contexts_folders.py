@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -196,12 +197,24 @@ async def test_a_remote_sandbox_gets_what_is_looked_at_once(tree: Path) -> None:
 @pytest.mark.parametrize("stream", [Plain, TextStream])
 async def test_an_upload_outlives_the_cell_that_asked_for_it(tree: Path, stream: Any) -> None:
     """Its stream could not go on otherwise."""
-    code = "import signal\nsignal.setitimer(signal.ITIMER_REAL, 0.02)\ncontext['long.txt'][:5]"
+    worker = 0
+
+    class Interrupting(stream):
+        async def put_file(self, path: str, chunks: Iterable[bytes]) -> bool:
+            if Path(path).name == "file-1":
+                os.kill(worker, signal.SIGALRM)
+            return await super().put_file(path, chunks)
+
+    code = """
+import os, signal
+def stop(*_): raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, stop)
+kept = 1
+print(os.getpid())
+"""
     with anyio.fail_after(30):
-        async with Repl(remote(stream), context=tree, lazy=True) as repl:
-            await repl.execute(
-                "import signal\nkept = 1\ndef stop(*_): raise KeyboardInterrupt\nsignal.signal(14, stop)"
-            )
-            await repl.execute(code)
+        async with Repl(remote(Interrupting), context=tree, lazy=True) as repl:
+            worker = int((await repl.execute(code)).stdout)
+            assert "KeyboardInterrupt" in ((await repl.execute("context['long.txt'][:5]")).error or "")
             result = await repl.execute("print(kept, context['long.txt'][:5], context['a.md'][:3])")
             assert (result.error, result.stdout) == (None, "1 héllo # A\n")

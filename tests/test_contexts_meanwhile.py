@@ -103,7 +103,7 @@ async def test_a_context_that_can_not_be_loaded_ends_the_run_and_the_request(tmp
         await AsyncRLM(scripted(never), environment=where).acompletion(path if how == "not text" else "x")
     assert cancelled or how == "no worker"
     assert type(caught.value) is (ConfigurationError if how == "not text" else SandboxLost)
-    assert ("context_0 could not be loaded" if how == "not text" else "none is left") in str(caught.value)
+    assert ("prompt could not be loaded" if how == "not text" else "none is left") in str(caught.value)
     assert caught.value.usage_summary is not None
     assert not any(isinstance(each, BaseExceptionGroup) for each in (caught.value.__context__, caught.value.__cause__))
 

@@ -143,23 +143,24 @@ async def test_an_engine_behind_tcp(docker: httpx.AsyncClient, docker_host: str)
             sink.write_eof()
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        forwarding.append(asyncio.current_task())
         far_reader, far_writer = await asyncio.open_unix_connection(docker_host.removeprefix("unix://"))
         try:
             await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer))
         finally:
             for end in (writer, far_writer):
                 end.close()
-            with contextlib.suppress(OSError):
-                await far_writer.wait_closed()
-            done.set()
+                with contextlib.suppress(OSError):
+                    await end.wait_closed()
 
-    done = asyncio.Event()
+    forwarding: list[Any] = []
     server = await asyncio.start_server(forward, "127.0.0.1", 0)
     async with server:
         host = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with Repl("docker", context="x" * 3_000_000, environment_kwargs={"docker_host": host}) as repl:
             assert (await repl.execute("print(len(context))")).stdout == "3000000\n"
-        await done.wait()
+        assert forwarding
+        await asyncio.gather(*forwarding)
 
 
 # ---- images ----

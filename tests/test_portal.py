@@ -162,9 +162,10 @@ class CtrlC:
         return self._line if frame.f_code.co_filename in OURS else None
 
     def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
-        # The line of a `with` comes again when its block is left, where no signal can come before the lock is free.
+        # No signal comes at these lines: at that of a `with`, traced again when its block is left, before the lock is
+        # free; and at a `try`, which does nothing.
         code = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-        if event == "line" and not code.lstrip().startswith("with "):
+        if event == "line" and not code.lstrip().startswith(("with ", "try:")):
             self.left -= 1
             if not self.left:
                 sys.settrace(self._before)

@@ -167,12 +167,20 @@ class Portal:
         """
         self.refuse_own_thread()
         with self.lock:
-            if self.thread is None or self.thread.is_dead:
-                self.thread = PortalThread(self)
-            if self.thread.ident is None:
-                self.thread.start()
-            task.thread = self.thread
-            task.thread.begin(task, among)
+            thread = self.thread
+            if thread is None or not thread.is_alive():
+                thread = PortalThread(self)
+            try:
+                if thread is not self.thread:
+                    thread.start()
+                    self.thread = thread
+                thread.begin(task, among)
+            except BaseException:  # Ctrl-C, before or after it was begun
+                if task in thread.tasks:  # until it is over, or stopped
+                    task.thread = thread
+                else:
+                    thread.ready.add_done_callback(thread.look)
+                raise
 
     def refuse_own_thread(self) -> None:
         if self.thread is threading.current_thread():
@@ -189,28 +197,24 @@ class PortalThread(threading.Thread):
         super().__init__(name="asyncrlm-portal", daemon=True)
         self.is_ending = False
         self._portal = portal
-        self._tasks: set[Task[Any]] = set()  # begun and not over; under the portal's lock
-        self._ready: Future[asyncio.AbstractEventLoop] = Future()
+        self.tasks: set[Task[Any]] = set()  # begun and not over; added to under the portal's lock
+        self.ready: Future[asyncio.AbstractEventLoop] = Future()
         self._served = False
-
-    @property
-    def is_dead(self) -> bool:
-        """Whether something ended it while tasks ran."""
-        return self.ident is not None and not self.is_alive()
 
     def begin(self, task: Task[Any], among: Tasks | None) -> None:
         """Under the portal's lock, so that it does not end meanwhile."""
-        loop = self._ready.result()
+        loop = self.ready.result()
         context = copy_context()
         sniffio: Any = sys.modules.get("sniffio")
         if sniffio is not None:
             context.run(sniffio.current_async_library_cvar.set, "asyncio")
-        self._tasks.add(task)
+        self.tasks.add(task)
+        task.thread = self
         loop.call_soon_threadsafe(self._admit, task, among, context=context)
 
     def post(self, function: Callable[[], object]) -> None:
         with suppress(RuntimeError):  # the loop is closed, and all its tasks are over
-            self._ready.result().call_soon_threadsafe(function)
+            self.ready.result().call_soon_threadsafe(function)
 
     def run(self) -> None:
         try:
@@ -218,11 +222,11 @@ class PortalThread(threading.Thread):
         except asyncio.CancelledError:
             return  # by something that cancelled all tasks; those of ours have told it
         except BaseException as error:
-            if self._ready.done():
+            if self.ready.done():
                 raise
-            self._ready.set_exception(error)
+            self.ready.set_exception(error)
         finally:
-            for task in self._tasks:
+            for task in self.tasks:
                 task.end(RuntimeError("the event loop that RLM runs in was ended by something that ran there"))
 
     def _loop(self) -> asyncio.AbstractEventLoop:
@@ -246,7 +250,7 @@ class PortalThread(threading.Thread):
         self._leave = anyio.Event()
         try:
             async with anyio.create_task_group() as self._group:
-                self._ready.set_result(asyncio.get_running_loop())
+                self.ready.set_result(asyncio.get_running_loop())
                 await self._leave.wait()
         finally:
             self._served = True
@@ -266,14 +270,22 @@ class PortalThread(threading.Thread):
                 among.discard(task)
             self.discard(task)
 
+    def look(self, ready: Future[asyncio.AbstractEventLoop]) -> None:
+        """End, unless there is something to do."""
+        if ready.exception() is None:
+            self.post(self._end_without_tasks)
+
     def discard(self, task: Task[Any]) -> None:
         """In this thread: a task is over, or was never begun."""
+        self.tasks.discard(task)
+        self._end_without_tasks()
+        task.end()
+
+    def _end_without_tasks(self) -> None:
         with self._portal.lock:
-            self._tasks.discard(task)
-            if not self._tasks:
+            if not self.tasks:
                 self.is_ending = True
                 if self._portal.thread is self:
                     self._portal.thread = None
         if self.is_ending:
             self._leave.set()
-        task.end()

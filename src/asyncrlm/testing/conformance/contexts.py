@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 from typing import Any, cast
 
 from ... import Environment, Repl
@@ -14,6 +15,8 @@ from .base import Conformance, check, expect, printed, same, working
 
 ODD = "é 中 \U0001f600 e\u0301 \u202e, NUL \0, \r\n and \r and \u2028, \x01\x01\x01, \ufeff, \ud800 \udfff\n"
 
+SEED = 6
+"""Of what random values are made."""
 DIGEST = """
 import hashlib
 def digest(value):
@@ -51,6 +54,23 @@ def _digest(value: Any) -> str:
     return found.hexdigest()
 
 
+def _any_text(random: Random) -> str:
+    return "".join([chr(random.choice((random.randrange(0x110000), random.randrange(128)))) for _ in range(20)])
+
+
+def _any_value(random: Random, depth: int = 0) -> Any:
+    """Something of what JSON knows, and of what it does not: bytes, tuples, keys that are no text, odd numbers."""
+    odd = (random.getrandbits(200), random.uniform(-1e9, 1e9), float("inf"), -0.0, float("nan"))
+    leaf: Any = random.choice(
+        (None, True, random.randrange(-9, 9), random.choice(odd), _any_text(random), random.randbytes(9))
+    )
+    if depth == 4 or random.random() < 0.3:
+        return leaf
+    inner = [_any_value(random, depth + 1) for _ in range(random.randrange(5))]
+    keys = (_any_text(random), random.randrange(99), (1, _any_text(random)), None, b"k")
+    return random.choice((inner, tuple(inner), dict(zip(random.sample(keys, len(inner)), inner, strict=True))))
+
+
 @contextmanager
 def _file(data: bytes) -> Generator[Path]:
     with tempfile.TemporaryDirectory() as folder:
@@ -79,6 +99,16 @@ class Contexts(Conformance):
             await repl.load("context", value)
             text = await printed(repl, "context['b'] = len(context['b'])\nprint(context)")
             same(text, f"{value | {'b': 300_000}}\n", "a context of many types")
+
+    @check()
+    async def test_any_value_there_and_back(self, environment: Environment) -> None:
+        random, seen = Random(SEED), list[Any]()  # noqa: S311 -- the same values everywhere
+        async with working(Repl(environment, custom_tools={"see": seen.append})) as repl:
+            for _ in range(5):
+                values = [_any_value(random) for _ in range(40)]
+                await repl.load("context", values)
+                await printed(repl, "see(context)")
+                same(repr(seen.pop()), repr(values), f"values made of the seed {SEED}")
 
     @check()
     async def test_a_file_as_context(self, environment: Environment) -> None:
