@@ -74,9 +74,11 @@ class LimitedLM(LMClient):
 
     model = "m"
 
-    def __init__(self, limited: Limited, *, tells: bool) -> None:
+    def __init__(self, limited: Limited, *, tells: bool, waits: float | None = None) -> None:
         self.limited = limited
         self.tells = tells
+        self.waits = waits
+        """The Retry-After of each refusal, true or not: 0 for none; None for a true one."""
 
     async def acomplete(self, request: LMRequest) -> LMReply:
         await anyio.sleep(random.uniform(0.01, 0.03))
@@ -84,6 +86,7 @@ class LimitedLM(LMClient):
         rate = rate_hints(self.limited.headers) if self.tells else None
         if wait is not None:
             await anyio.sleep(0.02)
+            wait = wait if self.waits is None else self.waits
             raise LMError("429", kind="rate_limit", retryable=True, retry_after=wait or None, rate=rate)
         self.limited.in_flight += 1
         try:

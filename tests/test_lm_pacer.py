@@ -33,24 +33,30 @@ pytestmark = pytest.mark.anyio
 # --- a burst ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tells", [True, False])
-def test_a_burst_larger_than_the_server_takes_loses_none_and_wastes_few(tells: bool) -> None:
+@pytest.mark.parametrize(
+    ("tells", "waits", "few", "seconds"),
+    [(True, None, 180, 240), (False, None, 180, 240), (False, 0.0, 450, 320), (False, 1.0, 400, 320)],
+    ids=["headers", "Retry-After", "silent", "wrong Retry-After"],
+)
+def test_a_burst_larger_than_the_server_takes_loses_none_and_wastes_few(
+    tells: bool, waits: float | None, few: int, seconds: float
+) -> None:
     answers: dict[int, str] = {}
     limited = Limited(at_once=100, quota=600, period=60.0)
 
     async def main() -> None:
-        pacer, client = Pacer(), LimitedLM(limited, tells=tells)
+        pacer, client = Pacer(), LimitedLM(limited, tells=tells, waits=waits)
 
         async def one(number: int) -> None:
             answers[number] = (await send(pacer, client, f"prompt {number}")).text
 
         began = anyio.current_time()
         await all_at_once(2_000, one)
-        assert anyio.current_time() - began < 240  # 200 s at 600 a minute
+        assert anyio.current_time() - began < seconds  # 200 s at 600 a minute
 
     on_a_jumping_clock(main)
     assert answers == {number: f"PROMPT {number}" for number in range(2_000)}
-    assert limited.wasted <= 150
+    assert limited.wasted <= few
 
 
 @pytest.mark.soak
@@ -82,6 +88,62 @@ async def test_a_burst_on_the_wire(tells: bool) -> None:
             await all_at_once(600, one)
     assert answers == {number: f"PROMPT {number}" for number in range(600)}
     assert limited.wasted <= 200
+
+
+def test_an_account_that_takes_nothing_fails_all_who_wait_for_it() -> None:
+    limited = Limited(at_once=100, quota=0, period=60.0)
+
+    async def main() -> None:
+        pacer, client, failures = Pacer(), LimitedLM(limited, tells=False, waits=0.0), list[LMError]()
+
+        async def one(number: int) -> None:
+            with pytest.raises(LMError) as caught:
+                await send(pacer, client)
+            failures.append(caught.value)
+
+        began = anyio.current_time()
+        await all_at_once(500, one)
+        assert anyio.current_time() - began < 600
+        assert {error.kind for error in failures} == {"rate_limit"}
+        assert len(failures) == 500
+        assert (pacer.in_flight, pacer.waiting) == (0, 0)
+        assert limited.wasted < 500
+
+    on_a_jumping_clock(main)
+
+
+def test_a_lone_request_outlasts_a_silent_minute() -> None:
+    async def main() -> None:
+        pacer, client = Pacer(), LimitedLM(Limited(at_once=9, quota=5, period=60.0), tells=False, waits=0.0)
+        for _ in range(12):
+            await send(pacer, client)
+        assert client.limited.wasted < 25
+
+    on_a_jumping_clock(main)
+
+
+def test_a_request_that_alone_is_refused_uses_up_its_attempts() -> None:
+    async def answer(request: LMRequest) -> str:
+        await anyio.sleep(0.1)
+        if request.messages[0].content == "too large":
+            raise LMError("429", kind="rate_limit", retryable=True)
+        return ""
+
+    async def main() -> None:
+        pacer, client = Pacer(), ScriptedLM(answer)
+
+        async def others() -> None:
+            while True:
+                await send(pacer, client)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(others)
+            with pytest.raises(LMError) as caught:
+                await send(pacer, client, "too large")
+            assert caught.value.attempts == 6
+            tasks.cancel_scope.cancel()
+
+    on_a_jumping_clock(main)
 
 
 # --- turns ------------------------------------------------------------------------------------------------------------
@@ -178,6 +240,18 @@ def test_a_retry_after_beyond_the_deadline_fails_at_once(where: str) -> None:
             await send(pacer, ScriptedLM([]), **deadline)
         assert (caught.value.kind, caught.value.retryable) == ("rate_limit", True)
         assert anyio.current_time() == began
+
+    on_a_jumping_clock(main)
+
+
+def test_a_retry_after_of_a_year_is_not_slept_for() -> None:
+    async def main() -> None:
+        refusal = LMError("503", kind="server", retryable=True, retry_after=365 * 86_400.0)
+        began = anyio.current_time()
+        await send(Pacer(), ScriptedLM([refusal, "x"]))
+        assert anyio.current_time() - began <= 86_405
+        with pytest.raises(LMError):
+            await send(Pacer(), ScriptedLM([refusal, "x"]), deadline=anyio.current_time() + 90_000)
 
     on_a_jumping_clock(main)
 

@@ -209,12 +209,15 @@ class LMError(RLMError):
         where: The server's address, where it answered.
         attempts: How often it was tried.
         enough: After how many attempts to give up, where that is before the usual number.
+        excused: Whether the request was refused only because its account had sent more than the server takes: that is
+            none of its attempts.
     """
 
     model: str | None = None
     where: str | None = None
     attempts: int = 1
     enough: int | None = None
+    excused: bool = False
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 if TYPE_CHECKING:
+    from ...errors import LMError
     from .pace import Permit
 
 Flow = tuple[Hashable, Hashable]
@@ -20,7 +21,7 @@ NO_FLOW: Flow = (None, None)
 class Waiter:
     """One request in the queue."""
 
-    __slots__ = ("gone", "permit", "poked", "tokens")
+    __slots__ = ("failure", "gone", "permit", "poked", "tokens")
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
@@ -28,6 +29,8 @@ class Waiter:
         """Set when it is its turn."""
         self.gone = False
         """Cancelled: skipped when its turn comes."""
+        self.failure: LMError | None = None
+        """Why it is no use to wait."""
         self.poked = anyio.Event()
         """Set when it is granted, or when it has to look after the queue."""
 
@@ -88,6 +91,13 @@ class FairQueue:
         self.waiting -= 1
         if not self.waiting:
             self._tenants.clear()
+
+    def clear(self) -> list[Waiter]:
+        """Nobody waits any longer. Returns who did."""
+        waiters = [w for runs in self._tenants.values() for line in runs.values() for w in line if not w.gone]
+        for waiter in waiters:
+            self.forget(waiter)
+        return waiters
 
     def _drop(self, tenant: Hashable, run: Hashable) -> None:
         runs = self._tenants[tenant]

@@ -52,17 +52,20 @@ class Member:
         rest = self._rests_until - anyio.current_time()
         return rest if self.shares else max(rest, self.turns.pace.spent())
 
-    def refused(self, permit: Permit, error: LMError, members: Sequence[Member]) -> None:
-        """It failed. A rate limit concerns its own account alone; a pacer of several hears of it when all refuse."""
+    def refused(self, permit: Permit, error: LMError, members: Sequence[Member]) -> bool:
+        """It failed. A rate limit concerns its own account alone; a pacer of several hears of it when all refuse.
+
+        Returns whether that is the account's matter rather than the request's.
+        """
         if error.kind in UNSAID_RESTS:
             wait = UNSAID_RESTS[error.kind] if error.retry_after is None else error.retry_after
             self._rests_until = max(self._rests_until, anyio.current_time() + wait)
             if self.shares and error.kind == "rate_limit":
                 rest = min(each.rest() for each in members if each.turns is self.turns)
                 if rest <= 0:
-                    return
+                    return False
                 error = resting(rest)
-        self.turns.refused(permit, error)
+        return self.turns.refused(permit, error)
 
     def answered(self, permit: Permit, reply: LMReply) -> None:
         """It replied."""
@@ -79,7 +82,9 @@ def next_of(members: Sequence[Member]) -> Member:
 def resting(seconds: float) -> LMError:
     """The error of a model that was not asked because it rests."""
     said = f"not asked: it has refused and is left alone for another {seconds:.1f} s"
-    return LMError(said, kind="rate_limit", retryable=True, retry_after=seconds)
+    error = LMError(said, kind="rate_limit", retryable=True, retry_after=seconds)
+    error.excused = True
+    return error
 
 
 def all_failed(failures: Sequence[tuple[Member, LMError]]) -> LMError:
@@ -89,7 +94,7 @@ def all_failed(failures: Sequence[tuple[Member, LMError]]) -> LMError:
     retryable = any(error.retryable for _, error in failures)
     all_wait = retryable and len(waits) == sum(error.retryable for _, error in failures)
     kinds: list[LMErrorKind] = [error.kind for _, error in failures if error.retryable]
-    return LMError(
+    error = LMError(
         "all models failed: " + "; ".join(_said(member.client.model, error) for member, error in failures),
         kind=kinds[0] if kinds else first.kind,
         status=first.status,
@@ -97,6 +102,8 @@ def all_failed(failures: Sequence[tuple[Member, LMError]]) -> LMError:
         retry_after=min(waits) if all_wait else None,
         charged=any(error.charged for _, error in failures),
     )
+    error.excused = all(error.excused for _, error in failures)
+    return error
 
 
 def _said(model: str, error: LMError) -> str:

@@ -149,19 +149,21 @@ class Meter:
 
 
 class Quota:
-    """The quota of a server that says nothing of it, only, with a Retry-After, that it is used up.
+    """The quota of a server that says nothing of it, only that it is used up; some say for how long.
 
     It is taken to be what the server took between two refusals. Near its end requests go one by one, then in growing
     numbers while they are taken: a wrong guess costs one refused request.
     """
 
-    __slots__ = ("_left", "_probe", "_resets", "_taken")
+    __slots__ = ("_believed", "_left", "_probe", "_resets", "_taken")
 
     def __init__(self) -> None:
         self._taken = 0
         self._left: float = math.inf
         self._resets = math.inf
         self._probe = 1
+        self._believed = True
+        """Whether all was there again, so far, when the server had said so."""
 
     @property
     def exhausted(self) -> bool:
@@ -178,16 +180,19 @@ class Quota:
             self._left = self._probe
             self._probe *= 2
 
-    def refused(self, wait: float, now: float) -> None:
-        """The server took no more, for `wait` seconds."""
-        if self._resets == math.inf:
+    def refused(self, wait: float, now: float, pause: float = 0.0) -> None:
+        """The server took no more, for `wait` seconds as it says; for `pause` as is thought, where that is not true."""
+        if pause:
+            self._believed = False
+            self._resets = now + max(wait, pause)
+        elif self._resets == math.inf:
             self._resets = now + wait
         self._probe = 1
 
     def turn(self, now: float) -> None:
         """Begin anew if it is time."""
         if now >= self._resets:
-            self._left = max(1, self._taken)
+            self._left = max(1, self._taken) if self._believed else 1
             self._taken, self._resets = 0, math.inf
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from .limits import LONGEST_PAUSE, Charge, Meter, Quota, Window
+from .refusals import UNEXPLAINED, Refusals
 
 if TYPE_CHECKING:
     from ...errors import LMError
@@ -32,6 +33,9 @@ _FEW = 0.2
 """Share of the last requests up to which refusals are taken to be one server of many that is busy: they neither narrow
 the account nor, with a short Retry-After, stop it."""
 
+_MOST = 0.5
+"""Share from which on the next refusal is not waited for to see what becomes of those in flight."""
+
 NARROWER = 0.9
 """What is left of the width when the server refuses."""
 
@@ -39,10 +43,11 @@ NARROWER = 0.9
 class Permit:
     """Leave to send one request, and what it was counted as."""
 
-    __slots__ = ("epoch", "request_charge", "time", "token_charge", "tokens")
+    __slots__ = ("epoch", "mark", "request_charge", "time", "token_charge", "tokens")
 
-    def __init__(self, epoch: int, tokens: int) -> None:
+    def __init__(self, epoch: int, mark: int, tokens: int) -> None:
         self.epoch = epoch
+        self.mark = mark
         self.tokens = tokens
         self.time = 0.0
         """When it was given, where the clock was asked."""
@@ -65,6 +70,7 @@ class Pace:
         """Of about the last `_RECENT` requests."""
         self._epoch = 0
         """Counts narrowings: what was sent before one and is refused after it does not narrow again."""
+        self._refusals = Refusals()
         self._tokens_in_flight = 0
         self._paused_until = -math.inf
         self._request_window = Window(requests_per_minute) if requests_per_minute else None
@@ -128,7 +134,7 @@ class Pace:
     def permit(self, tokens: int) -> Permit:
         """Count a request that is about to be sent."""
         self._tokens_in_flight += tokens
-        permit = Permit(self._epoch, tokens)
+        permit = Permit(self._epoch, self._refusals.sent(), tokens)
         if self.timed:
             permit.time = now = anyio.current_time()
             if self._request_window is not None:
@@ -146,6 +152,7 @@ class Pace:
     def closed(self, permit: Permit) -> None:
         """The request is no longer in flight."""
         self._tokens_in_flight -= permit.tokens
+        self._refusals.closed(permit.mark)
 
     def unsent(self, permit: Permit) -> None:
         """What this permit was for was never sent."""
@@ -181,11 +188,16 @@ class Pace:
             near = abs(self._width - self._refused_at) <= 0.1 * self._refused_at
             self._width = min(self.widest, self._width + (1 / self._width if near else 0.25))
         self._share_refused -= self._share_refused / _RECENT
+        self._refusals.taken(permit.mark)
         if self._quota is not None:
             self._quota.accepted()
 
-    def refused(self, permit: Permit, error: LMError, *, in_flight: int) -> None:
-        """The request failed. Only a rate limit concerns the others."""
+    def refused(self, permit: Permit, error: LMError, *, in_flight: int) -> bool:
+        """The request failed. Only a rate limit concerns the others.
+
+        Returns whether it was refused for no reason of its own: the account had more than its server takes, and is held
+        back from now on.
+        """
         rate, wait = error.rate, error.retry_after and min(error.retry_after, LONGEST_PAUSE)
         limited = error.kind == "rate_limit"
         if limited and permit.token_charge is not None:
@@ -193,19 +205,21 @@ class Pace:
         if rate is not None:
             self._told(rate, permit, in_flight)
         if not limited:
-            return
+            return False
         self._share_refused += (1 - self._share_refused) / _RECENT
         if wait is not None and wait < SHORT_WAIT and self._share_refused < _FEW:
             wait = None  # the refused request's own matter: what is refused now and then is no full server
-        if wait:
-            self._paused_until = max(self._paused_until, anyio.current_time() + wait)
+        now = anyio.current_time()
+        pause = self._refusals.refused(permit.mark, now, most=self._share_refused >= _MOST)
+        if wait or pause:
+            self._paused_until = max(self._paused_until, now + max(wait or 0.0, pause))
             self.timed = True
         spent = False
-        if rate is None and wait:
+        if rate is None and (wait or pause):
             if self._quota is None:
                 self._quota = Quota()
                 self._learnt.append(self._quota)
-            self._quota.refused(wait, anyio.current_time())
+            self._quota.refused(wait or 0.0, now, pause)
         if rate is not None:
             spent = rate.requests_left == 0 or rate.tokens_left == 0
             for meter, left, reset in (
@@ -216,6 +230,13 @@ class Pace:
                     meter.refused()
         if not spent and self._share_refused >= _FEW:
             self._narrow(permit, in_flight)
+        held_back = bool(pause) or self._share_refused >= _FEW or self._refusals.row > UNEXPLAINED
+        return held_back and self._refusals.patient(now)
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether the server has refused everything for so long that nobody need wait for it."""
+        return self._refusals.hopeless(anyio.current_time())
 
     def _narrow(self, permit: Permit, in_flight: int) -> None:
         """To what the server holds without this one. The first to be refused of those sent since takes more off."""

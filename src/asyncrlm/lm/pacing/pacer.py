@@ -210,6 +210,8 @@ class Pacer:
         try:
             while waiter.permit is None and not waiter.gone:
                 await self._wait(waiter)
+            if waiter.failure is not None:
+                raise waiter.failure
             return waiter.permit
         except BaseException:
             if waiter.permit is not None:
@@ -277,11 +279,26 @@ class Pacer:
         if self._restless and self.pace.spent() > 0:
             self._send_away()
 
-    def refused(self, permit: Permit, error: LMError) -> None:
-        """Learn from a failure; before `leave`."""
-        self.pace.refused(permit, error, in_flight=self._in_flight)
+    def refused(self, permit: Permit, error: LMError) -> bool:
+        """Learn from a failure; before `leave`. Returns whether it is the account's matter, not the request's."""
+        excused = self.pace.refused(permit, error, in_flight=self._in_flight)
         if error.kind == "rate_limit":
             self._send_away()
+            if self.pace.hopeless:
+                self._give_up(error)
+        return excused
+
+    def _give_up(self, error: LMError) -> None:
+        for waiter in self._queue.clear():
+            waiter.failure = LMError(
+                f"not sent: {self.name or 'this account'} takes no request any more; it says: {error.message}",
+                kind="rate_limit",
+                status=error.status,
+                retryable=True,
+                retry_after=error.retry_after,
+            )
+            waiter.failure.enough = 1
+            waiter.poked.set()
 
     def _send_away(self) -> None:
         for waiter in self._restless:

@@ -22,6 +22,9 @@ DEFAULT_ATTEMPTS = 6
 MAX_BACKOFF = 30.0
 """Seconds of the longest wait of our own choosing. A server's Retry-After may be longer and is honoured."""
 
+LONGEST_WAIT = 86_400.0
+"""Seconds that a server may have one request wait, by its Retry-After. Who says more may be mistaken."""
+
 OnWait = Callable[[int, float, LMError], None]
 """Hears of a request that will be sent again: the attempt that failed (from 1), seconds until the next, the error."""
 
@@ -62,7 +65,8 @@ async def retried(
         error = _error_of(state)
         if error is not None and error.enough is not None and state.attempt_number >= error.enough:
             return True
-        return enough(state) or anyio.current_time() + state.upcoming_sleep > deadline
+        wait = max(state.upcoming_sleep, (error and error.retry_after) or 0.0)
+        return enough(state) or anyio.current_time() + wait > deadline
 
     def tell(state: RetryCallState) -> None:
         error = _error_of(state)
@@ -88,8 +92,8 @@ def may_pass(error: BaseException) -> bool:
 def backoff() -> Callable[[RetryCallState], float]:
     """Seconds to wait after a failed attempt.
 
-    A Retry-After is a lower bound, with a little jitter on top so that those who were refused together don't come back
-    together; without one, a random part of an exponentially growing span.
+    A Retry-After is a lower bound, up to `LONGEST_WAIT`, with a little jitter on top so that those who were refused
+    together don't come back together; without one, a random part of an exponentially growing span.
     """
     from tenacity import wait_random_exponential  # noqa: PLC0415 - only failures need it
 
@@ -99,7 +103,8 @@ def backoff() -> Callable[[RetryCallState], float]:
         error = _error_of(state)
         if error is None or error.retry_after is None:
             return growing(state)
-        return error.retry_after + random.uniform(0.0, min(0.25 * error.retry_after, 5.0))  # noqa: S311 - not a secret
+        asked = min(error.retry_after, LONGEST_WAIT)
+        return asked + random.uniform(0.0, min(0.25 * asked, 5.0))  # noqa: S311 - not a secret
 
     return wait
 

@@ -37,7 +37,7 @@ class Turns(Protocol):
     ) -> Permit | None: ...
     def leave(self, permit: Permit) -> None: ...
     def answered(self, permit: Permit, reply: LMReply) -> None: ...
-    def refused(self, permit: Permit, error: LMError) -> None: ...
+    def refused(self, permit: Permit, error: LMError) -> bool: ...
 
 
 class Way(NamedTuple):
@@ -104,11 +104,16 @@ class Sending:
         Raises:
             LMError: of the last attempt.
         """
+        again = attempts > 1
+
+        async def attempt() -> LMReply:
+            return await self._attempt(on_wait) if again else await self._round()
+
         try:
-            return await self._attempt()
+            return await attempt()
         except LMError as error:
-            error.attempts = 1  # a client may raise one object again and again
-            if attempts <= 1 or not may_pass(error):
+            error.attempts = self._attempts  # a client may raise one object again and again
+            if not again or not may_pass(error):
                 raise
             failure = error
 
@@ -118,7 +123,7 @@ class Sending:
                 on_wait(attempt, delay, error)
 
         try:
-            return await retried(self._attempt, failure, attempts=attempts, deadline=self._due(), on_wait=waiting)
+            return await retried(attempt, failure, attempts=attempts, deadline=self._due(), on_wait=waiting)
         except LMError as error:
             error.attempts = self._attempts
             raise
@@ -137,7 +142,27 @@ class Sending:
             self._reservation.release()
             self._reservation = None
 
-    async def _attempt(self) -> LMReply:
+    async def _attempt(self, on_wait: OnWait | None) -> LMReply:
+        """Ask each model once, until one replies; again while their accounts have more than they take.
+
+        Raises:
+            LMError: as the client raised it, or of all of them.
+        """
+        while True:
+            try:
+                return await self._round()
+            except LMError as error:
+                # One model's account sees to the wait, in its own order; of several, the first that is back is awaited.
+                delay = 0.0 if len(self._ways) == 1 else max(0.0, min(member.rest() for member in self._members))
+                if not error.excused or anyio.current_time() + max(delay, error.retry_after or 0.0) > self._due():
+                    raise
+                if on_wait is not None:
+                    on_wait(self._attempts, delay, error)
+            if delay:
+                self.waited += delay
+                await anyio.sleep(delay)
+
+    async def _round(self) -> LMReply:
         """Ask each model once, until one replies.
 
         Raises:
@@ -280,7 +305,7 @@ class Sending:
                 self._bill.append(reservation.settle_estimated())
             else:
                 self._bill.append(reservation.settle(error.usage))
-            member.refused(permit, error, self._members)
+            error.excused = member.refused(permit, error, self._members)
             raise
         except BaseException:
             self._bill.append(reservation.settle_estimated())
