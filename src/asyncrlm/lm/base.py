@@ -107,6 +107,9 @@ class LMClient(ABC):
     model: str
     """The name this client is known by in routing, usage and prices."""
 
+    cache_key: str | None = None
+    """Names this client to a cache: those with an equal one give equal replies. None: its replies are not cached."""
+
     burst: ClassVar[int | None] = None
     """Requests that may start in one pass of the event loop; None for as many as open connections without holding it
     up. More for a client whose requests cost next to nothing to start."""

@@ -43,6 +43,8 @@ class ReplyCache:
         self._store = store
         self._limiter = limiter  # of one: the store is one connection
         self._flights: dict[bytes, _Flight] = {}
+        self._unnamed: set[tuple[str, str]] = set()
+        """Models of which was said that their replies are not kept."""
 
     async def answer(
         self,
@@ -69,7 +71,7 @@ class ReplyCache:
         """
         bill = [] if bill is None else bill
         if self.mode == "cache":
-            return await self._shared(asked.key, send)
+            return await self._shared(asked.key, send) if self._has_name(asked) else await send()
         key = asked.key
         if self.mode == "record":
             return await self._recorded(Call(key, seen.next(key), seen.run, place, asked, request), send, bill)
@@ -84,6 +86,17 @@ class ReplyCache:
         if isinstance(outcome, LMError):
             raise outcome
         return outcome
+
+    def _has_name(self, asked: Asked) -> bool:
+        if asked.where is None and (asked.backend, asked.model) not in self._unnamed:
+            self._unnamed.add((asked.backend, asked.model))
+            get_logger().warning(
+                "replies of this model are not cached: it can't be told from others like it; "
+                'backend_kwargs={"cache_key": ...} names it',
+                model=asked.model,
+                backend=asked.backend,
+            )
+        return asked.where is not None
 
     async def _shared(self, key: bytes, send: Callable[[], Awaitable[LMReply]]) -> LMReply:
         while (flight := self._flights.get(key)) is not None:

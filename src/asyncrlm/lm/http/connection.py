@@ -21,6 +21,7 @@ from ...errors import LMError
 from ..base import LMClient, LMDelta, LMReply, LMRequest
 from ..pacing.limits import rate_hints
 from .endpoints import fingerprint, header_problem, is_loopback
+from .naming import SIGNATURES
 from .pool import ConnectionSettings, fault_types, http_library
 from .replies import error_of_status
 from .secrecy import redacted, secret_texts, unlogged_queries
@@ -92,10 +93,10 @@ class Connection:
         self.host: str = endpoint.url.host
         self._where = str(settings.base_url or endpoint.url.join("/")).rstrip("/")
         where = endpoint.url.netloc.decode("ascii")
-        signed = (self._headers.get(name) for name in _SIGNATURES)
+        signed = (self._headers.get(name) for name in SIGNATURES)
         carried = (*own.values(), *dict(http.params).values())
         self._secrets = secret_texts((*settings.secrets, *carried, *signed))
-        identity = (settings.api_key, settings.sdk_kwargs, *(self._headers.get(name) for name in _SIGNATURES))
+        identity = (settings.api_key, settings.sdk_kwargs, *(self._headers.get(name) for name in SIGNATURES))
         self.account = f"{settings.vendor}:{where}:{fingerprint(repr(identity))}"
 
     async def complete(self, call: Call, parse: Callable[[bytes], LMReply]) -> LMReply:
@@ -214,7 +215,7 @@ class Connection:
         request = self._library.Request("POST", str(url), headers=sent, content=call.body)
         secrets = self._secrets
         if sent is not self._headers or call.query:
-            signed = (sent.get(name) for name in _SIGNATURES)
+            signed = (sent.get(name) for name in SIGNATURES)
             secrets += secret_texts((*signed, *(call.headers or {}).values(), *(call.query or {}).values()))
         return request, secrets, call.timeout if call.timeout is not None else self._total
 
@@ -337,12 +338,10 @@ _OF_THE_LIBRARY = frozenset({"accept", "accept-encoding", "connection", "user-ag
 
 _REFUSED = "connection refused"
 
-_SIGNATURES = ("authorization", "api-key", "x-api-key", "x-goog-api-key", "x-portkey-api-key")
-
 
 def _with_signature(secrets: tuple[str, ...], request: Any) -> tuple[str, ...]:
     """All that a failure must not repeat: what the caller's own http client signed the request with, too."""
-    return secrets + secret_texts(request.headers.get(name) for name in _SIGNATURES)
+    return secrets + secret_texts(request.headers.get(name) for name in SIGNATURES)
 
 
 def _until(deadline: float | None) -> Any:

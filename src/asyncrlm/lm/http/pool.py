@@ -13,6 +13,7 @@ from msgspec import Struct
 from ...errors import ConfigurationError
 from ..pacing.limits import open_files_share
 from .endpoints import ApiKey, fingerprint
+from .naming import named
 from .secrecy import redacted, secret_texts
 
 SDK = TypeVar("SDK")
@@ -54,15 +55,29 @@ class ConnectionSettings(Struct, frozen=True, kw_only=True, eq=False):
         plain = (self.vendor, self.base_url, str(self.timeout))
         return (*plain, id(self.http_client) if self.http_client else None, fingerprint(repr(secret)))
 
+    def where(self, sampling: Mapping[str, Any], *more: object) -> str:
+        """Names the server that answers and what it is told besides what is asked, for a cache; `more` in its URL."""
+        http = self.http_client
+        carried = [] if http is None else [dict(http.headers), dict(http.params)]
+        told = {name: v for name, v in self.sdk_kwargs.items() if not _is_secret(name) and isinstance(v, str | bool)}
+        given = [{"extra_headers": self.default_headers, "extra_query": self.default_query}, sampling]
+        if carried:
+            given.append({"extra_headers": carried[0], "extra_query": carried[1]})
+        return named(repr((self.vendor, self.base_url, sorted(told.items()), more)), *given)
+
     @property
     def secrets(self) -> tuple[str, ...]:
         """What must not show up in any message."""
         key = self.api_key if isinstance(self.api_key, str) else None
-        named = (v for name, v in self.sdk_kwargs.items() if name.endswith(("_key", "_token", "_secret")))
-        return secret_texts((key, *self.default_headers.values(), *self.default_query.values(), *named))
+        kept = (v for name, v in self.sdk_kwargs.items() if _is_secret(name))
+        return secret_texts((key, *self.default_headers.values(), *self.default_query.values(), *kept))
 
     def __repr__(self) -> str:
         return f"<ConnectionSettings {self.base_url or self.vendor}>"
+
+
+def _is_secret(name: str) -> bool:
+    return name.endswith(("_key", "_token", "_secret"))
 
 
 def http_library(http: Any) -> Any:
