@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from ...observe.text import plain
 from ..http.naming import TRAVELLING, named
+from ..http.secrecy import without_secrets
 
 if TYPE_CHECKING:
     from ..base import LMRequest
@@ -90,7 +91,7 @@ class Asked(Struct, frozen=True):
             backend=backend,
             model=model,
             messages=[(message.role, text_hash(message.content)) for message in request.messages],
-            args=plain(kept, redacting=True),
+            args=plain(without_secrets(kept), redacting=True),
             cap=cap,
             args_hash=text_hash(json.dumps(kept, sort_keys=True, default=repr)) if kept else "",
             where=named(where, request.sampling_args) if where else where,

@@ -6,9 +6,10 @@ Each vendor's SDK says where to send and how to sign; a call itself is one reque
 
 from __future__ import annotations
 
+import functools
 import socket
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
@@ -24,7 +25,7 @@ from .endpoints import fingerprint, header_problem, is_loopback
 from .naming import SIGNATURES
 from .pool import ConnectionSettings, fault_types, http_library
 from .replies import error_of_status
-from .secrecy import redacted, secret_texts, unlogged_queries
+from .secrecy import given_secrets, redacted, secret_texts, unlogged_queries
 from .sse import EventLines
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class Call(Struct, kw_only=True, eq=False):
     query: Mapping[str, Any] | None = None
     timeout: float | None = None
     """Seconds, instead of the connection's."""
+    given: Sequence[Mapping[str, Any]] = ()
+    """What the caller put into the body, whose secrets no message may repeat."""
 
 
 class Assembler(Protocol):
@@ -91,11 +94,11 @@ class Connection:
         self._total = settings.timeout if isinstance(settings.timeout, int | float) else None
         self._faults = fault_types(library)
         self.host: str = endpoint.url.host
-        self._where = str(settings.base_url or endpoint.url.join("/")).rstrip("/")
-        where = endpoint.url.netloc.decode("ascii")
+        self._where = str(settings.shown_url or endpoint.url.join("/")).rstrip("/")
         signed = (self._headers.get(name) for name in SIGNATURES)
         carried = (*own.values(), *dict(http.params).values())
         self._secrets = secret_texts((*settings.secrets, *carried, *signed))
+        where = endpoint.url.netloc.decode("ascii")
         identity = (settings.api_key, settings.sdk_kwargs, *(self._headers.get(name) for name in SIGNATURES))
         self.account = f"{settings.vendor}:{where}:{fingerprint(repr(identity))}"
 
@@ -213,7 +216,7 @@ class Connection:
         url = self._url if call.url is None else _with_query(call.url, self._query)
         url = _with_query(url, call.query) if call.query else url
         request = self._library.Request("POST", str(url), headers=sent, content=call.body)
-        secrets = self._secrets
+        secrets = self._secrets + secret_texts(text for given in call.given if given for text in given_secrets(given))
         if sent is not self._headers or call.query:
             signed = (sent.get(name) for name in SIGNATURES)
             secrets += secret_texts((*signed, *(call.headers or {}).values(), *(call.query or {}).values()))
@@ -290,7 +293,7 @@ class Connection:
 @contextmanager
 def connected(settings: ConnectionSettings, http: Any, endpoint: Endpoint) -> Generator[Connection]:
     """A connection through an open http client. While it is there, no query of its requests is logged."""
-    with unlogged_queries(http_library(http).__name__, endpoint.url.host):
+    with unlogged_queries(http_library(http).__name__, endpoint.url.host, settings.secrets):
         yield Connection(settings, http, endpoint)
 
 
@@ -299,6 +302,8 @@ class HttpClient(LMClient):
 
     _parse: Callable[[bytes], LMReply]
     _assembler: Callable[[], Assembler]
+    _arguments: dict[str, Any]
+    """Sent with each request."""
 
     def __init__(self, connection: Connection, model: str) -> None:
         self.model = model
@@ -312,15 +317,21 @@ class HttpClient(LMClient):
         """The request as this vendor wants it."""
         raise NotImplementedError
 
+    def _complete_call(self, request: LMRequest, *, stream: bool) -> Call:
+        call = self._call(request, stream=stream)
+        call.given = (self._arguments, request.sampling_args)
+        return call
+
     async def acomplete(self, request: LMRequest) -> LMReply:
         try:
-            return await self._connection.complete(self._call(request, stream=False), self._parse)
+            return await self._connection.complete(self._complete_call(request, stream=False), self._parse)
         except LMError as error:
             error.model = self.model
             raise
 
     async def astream(self, request: LMRequest) -> AsyncGenerator[LMDelta]:
-        pieces = self._connection.stream(lambda: self._call(request, stream=True), self._parse, self._assembler())
+        call = functools.partial(self._complete_call, request, stream=True)
+        pieces = self._connection.stream(call, self._parse, self._assembler())
         async with aclosing(pieces):
             try:
                 async for piece in pieces:
