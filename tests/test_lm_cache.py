@@ -366,9 +366,13 @@ async def test_two_runs_that_record_into_one_folder_keep_their_own_samples(tmp_p
 
 
 async def test_what_a_cell_gave_up_in_a_recording_is_given_up_in_its_replay(tmp_path: Path) -> None:
+    asked = anyio.Event()
+
     async def sub(request: LMRequest) -> LMReply:
         if request.messages[0].content == "slow":
+            asked.set()
             await anyio.sleep_forever()
+        await asked.wait()
         return LMReply(text="fast", usage=USED)
 
     code = """import asyncio
