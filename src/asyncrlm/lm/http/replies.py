@@ -36,6 +36,7 @@ class RawMessage(Struct):
 class _Choice(Struct):
     message: RawMessage | None = None
     finish_reason: Any = None
+    error: Any = None
 
 
 class _Completion(Struct):
@@ -85,13 +86,16 @@ def parse_completion(body: bytes) -> LMReply:
         completion = _decode_completion(body)
     except msgspec.DecodeError as error:
         completion = decode_leniently(body, _Completion, error)
-    message = completion.choices[0].message if completion.choices else None
+    choice = completion.choices[0] if completion.choices else _Choice()
+    message = choice.message
+    if choice.error:  # what a gateway's provider broke off with, whatever text came before
+        raise broken_off(choice.error, completion_usage(completion.usage))
     if completion.error and (message is None or not message.content):
         raise reported_error(completion.error)
     if message is None:
         raise empty_reply("choices", completion_usage(completion.usage))
     text, reasoning = message_parts(message)
-    finish_reason = completion.choices[0].finish_reason if completion.choices else None
+    finish_reason = choice.finish_reason
     if not text.strip() and isinstance(message.refusal, str) and message.refusal:
         text, reasoning, finish_reason = "", message.refusal, "refusal"
     return LMReply(
@@ -101,6 +105,13 @@ def parse_completion(body: bytes) -> LMReply:
         usage=completion_usage(completion.usage),
         model=completion.model if isinstance(completion.model, str) else None,
     )
+
+
+def broken_off(reported: Any, usage: LMUsage) -> LMError:
+    """The error that comes with a part of a reply, which has its price."""
+    error = reported_error(reported)
+    error.charged, error.usage = True, None if usage == LMUsage() else usage
+    return error
 
 
 def empty_reply(missing: str, usage: LMUsage) -> LMError:
@@ -135,10 +146,14 @@ def decode_leniently(data: bytes, shape: type[T], error: msgspec.DecodeError, wh
 
 
 _FINISH_REASONS = {
-    "length": ("length", "max_tokens", "max_output_tokens", "model_context_window_exceeded", "continuation"),
-    "stop": ("stop", "end_turn", "stop_sequence", "eos", "eos_token", "complete"),
+    "length": (
+        *("length", "max_tokens", "max_output_tokens", "max_length", "model_length", "continuation"),
+        *("model_context_window_exceeded", "context_length_exceeded"),
+    ),
+    "stop": ("stop", "end_turn", "stop_sequence", "eos", "eos_token", "complete", "completed"),
     "refusal": (
         *("refusal", "content_filter", "safety", "recitation", "language", "blocklist", "prohibited_content", "spii"),
+        *("content-filter", "content_filtered", "guardrail_intervened", "sensitive"),
         *("model_armor", "escalation", "pup_limited_disabled", "image_safety", "image_prohibited_content"),
     ),
 }
