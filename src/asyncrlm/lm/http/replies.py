@@ -22,6 +22,10 @@ T = TypeVar("T")
 
 NOTHING = Raw(b"null")
 
+MOST_TOKENS = 10**12
+MOST_COST = 1e6
+"""Of one reply: a server that says more miscounts, and it is not known what it used."""
+
 
 class RawMessage(Struct):
     """A message as servers send it, or a piece of one."""
@@ -199,7 +203,7 @@ def completion_usage(raw: Raw) -> LMUsage:
     """What the usage block of a completion says."""
     try:
         usage = _decode_usage(raw)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, ValueError, RecursionError):
         return LMUsage()
     if usage is None:
         return LMUsage()
@@ -212,13 +216,13 @@ def completion_usage(raw: Raw) -> LMUsage:
     cost = usage.cost
     return LMUsage(
         **counted(counts),
-        cost=cost if cost is not None and math.isfinite(cost) and cost >= 0 else None,
+        cost=cost if cost is not None and 0 <= cost <= MOST_COST else None,
     )
 
 
 def counted(counts: dict[str, int | None]) -> dict[str, int]:
     """The counts that a provider really gave."""
-    return {name: count for name, count in counts.items() if count is not None and count >= 0}
+    return {name: count for name, count in counts.items() if count is not None and 0 <= count <= MOST_TOKENS}
 
 
 # --- failures -----------------------------------------------------------------------------------------------------
@@ -325,7 +329,7 @@ def retry_after(headers: Mapping[str, str], now: datetime | None = None) -> floa
 def _seconds_until(date: str, now: datetime) -> float | None:
     try:
         moment = parsedate_to_datetime(date)
-    except ValueError:
+    except (ValueError, TypeError, OverflowError):
         return None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
