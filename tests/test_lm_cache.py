@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import sqlite3
 import stat
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ import anyio.lowlevel
 import httpx2
 import pytest
 
-from asyncrlm import AsyncRLM, BudgetExceededError, ConfigurationError, LMError, TokenLimitExceededError
+from asyncrlm import AsyncRLM, BudgetExceededError, ConfigurationError, LMError, RLMError, TokenLimitExceededError
 from asyncrlm.events import ModelReplied, SubcallFinished, UsageSettled
 from asyncrlm.lm.base import LMReply, LMRequest, LMUsage, Message
 from asyncrlm.lm.cache.asked import Asked, CacheSettings, Seen
@@ -29,6 +32,8 @@ from .helpers import cell, echo, scripted, submit
 pytestmark = pytest.mark.anyio
 
 NAMED: dict[str, Any] = {"backend_kwargs": {"cache_key": "root"}, "other_backend_kwargs": [{"cache_key": "sub"}]}
+
+NAMED_ROOT: dict[str, Any] = {"backend_kwargs": {"cache_key": "root"}}
 
 USED = LMUsage(input_tokens=100, output_tokens=20, cached_tokens=5, cost=0.5)
 
@@ -558,3 +563,66 @@ async def test_what_has_no_name_is_not_cached_and_that_is_said(
         for _ in range(2):
             assert (await kept.acompletion("CTX")).response == model.says
     assert [model.asked for model in models] == [3, 3]
+
+
+def _truncated(file: Path) -> None:
+    with sqlite3.connect(file) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    db.close()
+    os.truncate(file, 4096)
+
+
+def _changed(*statements: str) -> Callable[[Path], None]:
+    def change(file: Path) -> None:
+        with sqlite3.connect(file) as db:
+            for statement in statements:
+                db.execute(statement)
+        db.close()
+
+    return change
+
+
+def _outcome(text: str) -> Callable[[Path], None]:
+    return _changed(f"UPDATE cached SET outcome = '{text}'", f"UPDATE replies SET outcome = '{text}'")
+
+
+DAMAGE: list[Any] = [
+    pytest.param(_truncated, id="truncated"),
+    pytest.param(_changed("DROP TABLE cached", "DROP TABLE replies"), id="no table"),
+    pytest.param(_outcome("{not"), id="no JSON"),
+    pytest.param(_outcome("[1]"), id="a list"),
+    pytest.param(_outcome("null"), id="nothing"),
+    pytest.param(_outcome('{"text": 5, "usage": {}}'), id="no text"),
+    pytest.param(_outcome('{"text": "x", "usage": {}, "booked": [{"x": 1}, 2]}'), id="no bill"),
+    pytest.param(_outcome('{"error": "x"}'), id="half an error"),
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_damaged_cache_is_a_miss_and_a_damaged_recording_an_error(
+    tmp_path: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    root = [submit("'fine'")]
+    modes: list[dict[str, Any]] = [{"cache": tmp_path / "cache", **NAMED_ROOT}, {"record": tmp_path / "kept"}]
+    for settings in modes:
+        async with AsyncRLM(ScriptedLM(root * 2), **settings) as rlm:
+            await rlm.acompletion("CTX")
+            if "record" in settings:
+                continue
+            damage(tmp_path / "cache" / FILE_NAME)
+            assert (await rlm.acompletion("CTX")).response == "fine"
+            assert "a cached reply can't be read" in caplog.text
+    async with AsyncRLM(ScriptedLM([]), replay=tmp_path / "kept") as rlm:
+        async with open_cache(CacheSettings(tmp_path / "kept", "replay")):
+            damage(tmp_path / "kept" / FILE_NAME)
+        with pytest.raises(RLMError, match=r"can't be (read|used)"):
+            await rlm.acompletion("CTX")
+
+
+def test_what_a_later_release_adds_to_a_reply_is_left_out(tmp_path: Path) -> None:
+    store = ReplyStore(tmp_path, writes=True)
+    store.cache(b"key", LMReply(text="text", usage=USED))
+    _changed("""UPDATE cached SET outcome = '{"text": "x", "usage": {"cost": 2, "new": 1}, "new": 1}'""")(store.path)
+    assert store.get(b"key") == LMReply(text="x", usage=LMUsage(cost=2), cached=True)
+    store.close()

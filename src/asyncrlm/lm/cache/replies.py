@@ -75,9 +75,12 @@ class ReplyCache:
         key = asked.key
         if self.mode == "record":
             return await self._recorded(Call(key, seen.next(key), seen.run, place, asked, request), send, bill)
-        taken = await self._run(self._store.take, key, place, seen)
+        try:
+            taken = await self._run(self._store.take, key, place, seen)
+            difference = "" if taken else await self._run(self._store.difference, asked, request, seen)
+        except OSError as error:
+            raise LMError(f"the recording can't be read: {error}", kind="replay_miss") from error
         if taken is None:
-            difference = await self._run(self._store.difference, asked, request, seen)
             raise LMError(f"this call is not in the recording in {self._folder}: {difference}", kind="replay_miss")
         outcome, booked = taken
         bill += booked
@@ -107,7 +110,7 @@ class ReplyCache:
                 raise copy.copy(flight.error) from flight.error  # each run writes its own account into it
         flight = self._flights[key] = _Flight()
         try:
-            kept = await self._run(self._store.get, key)
+            kept = await self._had(key)
             if kept is not None:
                 flight.reply = kept
                 return _free(kept)
@@ -124,6 +127,13 @@ class ReplyCache:
             flight.done.set()
             if self._flights.get(key) is flight:
                 del self._flights[key]
+
+    async def _had(self, key: bytes) -> LMReply | None:
+        try:
+            return await self._run(self._store.get, key)
+        except OSError as error:
+            get_logger().warning("a cached reply can't be read; it is asked for again", error=str(error))
+            return None
 
     async def _recorded(
         self, call: Call, send: Callable[[], Awaitable[LMReply]], bill: Sequence[Settlement]
