@@ -190,10 +190,11 @@ async def test_an_answer_that_was_never_ready_is_the_last_resort(last: str) -> N
     ("reply", "why"),
     [
         (LMReply(text="```repl\nprint(1", finish_reason="length"), "the last reply was cut off at its length: raise"),
+        (LMReply(text="```repl\nprint(1", finish_reason="abort"), "the model's server broke off the last reply"),
         (LMReply(text="", reasoning="I won't. " * 99, finish_reason="refusal"), "the model refused: I won't. I won't."),
         (LMReply(text="", finish_reason="refusal"), "the model refused, or a filter of its provider did"),
     ],
-    ids=["length", "refusal", "filter"],
+    ids=["length", "broken", "refusal", "filter"],
 )
 async def test_a_run_without_an_answer_says_what_became_of_its_replies(reply: LMReply, why: str) -> None:
     root = scripted(cell("1 / 0"), reply, reply)

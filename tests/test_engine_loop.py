@@ -107,7 +107,16 @@ async def test_empty_replies_are_bounded_and_never_sent_back() -> None:
     assert caught.value.kind == "empty"
 
 
-@pytest.mark.parametrize(("reason", "says"), [("length", "length limit"), ("refusal", "broken off")])
+@pytest.mark.parametrize(
+    ("reason", "says"),
+    [
+        ("length", "length limit"),
+        ("refusal", "broken off"),
+        ("error", "failure of the server"),
+        ("MALFORMED_RESPONSE", "failure of the server"),
+        ("what is new", "not executed"),
+    ],
+)
 async def test_half_a_cell_that_looks_whole_does_not_run(reason: str, says: str) -> None:
     half = cell("print('first')") + "\n```repl\nanswer.update(content='half', ready=True)\n"
     root = scripted(LMReply(text=half, finish_reason=reason), submit("'whole'"))

@@ -92,3 +92,19 @@ async def test_a_call_that_was_cut_off_is_cancelled() -> None:
     code = "import asyncio\ntry:\n    await asyncio.wait_for(allm_query('x'), 0.05)\nexcept TimeoutError: pass"
     seen, _ = await heard(AsyncRLM(scripted(cell(code), submit("'ok'")), other_backends=[sub]))
     assert only(seen)[1].error == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("reason", "sign"),
+    [
+        ("length", "[cut off here: the reply reached its length limit]"),
+        ("refusal", "[broken off here by a refusal or by a filter of the provider]"),
+        ("error", "[broken off here by a failure of the server]"),
+    ],
+)
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_sub_call_that_is_cut_off_says_so(reason: str, sign: str) -> None:
+    sub = scripted(LMReply(text="half a sen", finish_reason=reason))
+    root = scripted(cell("print(llm_query('x'))"), submit("'done'"))
+    await AsyncRLM(root, other_backends=[sub]).acompletion("CTX")
+    assert f"half a sen\n{sign}" in told(root, 2)

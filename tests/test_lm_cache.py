@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import os
+import sqlite3
 import stat
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.lowlevel
+import httpx2
 import pytest
 
-from asyncrlm import AsyncRLM, BudgetExceededError, ConfigurationError, LMError, TokenLimitExceededError
+from asyncrlm import AsyncRLM, BudgetExceededError, ConfigurationError, LMError, RLMError, TokenLimitExceededError
 from asyncrlm.events import ModelReplied, SubcallFinished, UsageSettled
 from asyncrlm.lm.base import LMReply, LMRequest, LMUsage, Message
 from asyncrlm.lm.cache.asked import Asked, CacheSettings, Seen
 from asyncrlm.lm.cache.replies import ReplyCache, open_cache
 from asyncrlm.lm.cache.store import FILE_NAME, ReplyStore
 from asyncrlm.lm.clients import client_spec
-from asyncrlm.testing import ScriptedLM
+from asyncrlm.testing import FakeOpenAIServer, FakeRequest, ScriptedLM
 
 from .helpers import cell, echo, scripted, submit
 
 pytestmark = pytest.mark.anyio
+
+NAMED: dict[str, Any] = {"backend_kwargs": {"cache_key": "root"}, "other_backend_kwargs": [{"cache_key": "sub"}]}
+
+NAMED_ROOT: dict[str, Any] = {"backend_kwargs": {"cache_key": "root"}}
 
 USED = LMUsage(input_tokens=100, output_tokens=20, cached_tokens=5, cost=0.5)
 
@@ -272,7 +281,7 @@ async def test_a_miss_says_what_differs(tmp_path: Path, change: dict[str, Any], 
 async def test_two_equal_sub_calls_cost_one_and_without_a_cache_are_two_samples(tmp_path: Path) -> None:
     code = submit("'|'.join(llm_query_batched(['same'] * 10))")
     sub = ScriptedLM([LMReply(text="one", usage=USED)], latency=0.02)
-    rlm = AsyncRLM(ScriptedLM(lambda request: code, model="root"), other_backends=[sub], cache=tmp_path)
+    rlm = AsyncRLM(ScriptedLM(lambda request: code, model="root"), other_backends=[sub], cache=tmp_path, **NAMED)
     cached: list[bool] = []
     settled: list[str] = []
     async with rlm, rlm.astream("CTX") as events:
@@ -289,7 +298,7 @@ async def test_two_equal_sub_calls_cost_one_and_without_a_cache_are_two_samples(
     assert settled == ["root", "scripted"]
     assert result.usage_summary.model_usage_summaries["scripted"].total_calls == 1
     # Another run has all of it from disk, the root model's reply, too.
-    again = AsyncRLM(ScriptedLM([], model="root"), other_backends=[ScriptedLM([])], cache=tmp_path)
+    again = AsyncRLM(ScriptedLM([], model="root"), other_backends=[ScriptedLM([])], cache=tmp_path, **NAMED)
     completion = await again.acompletion("CTX")
     assert (completion.response, completion.usage_summary.total_calls) == (result.response, 0)
     separate = ScriptedLM([str(number) for number in range(10)])
@@ -362,9 +371,13 @@ async def test_two_runs_that_record_into_one_folder_keep_their_own_samples(tmp_p
 
 
 async def test_what_a_cell_gave_up_in_a_recording_is_given_up_in_its_replay(tmp_path: Path) -> None:
+    asked = anyio.Event()
+
     async def sub(request: LMRequest) -> LMReply:
         if request.messages[0].content == "slow":
+            asked.set()
             await anyio.sleep_forever()
+        await asked.wait()
         return LMReply(text="fast", usage=USED)
 
     code = """import asyncio
@@ -447,16 +460,169 @@ def test_arguments_that_are_shown_alike_are_told_apart(one: dict[str, Any], othe
     assert len(keys) == 2
 
 
-def test_two_servers_and_two_functions_are_told_apart() -> None:
-    async def answers(messages: list[dict[str, str]]) -> str:
-        return "a"
+AT = {"base_url": "http://127.0.0.1:1/v1", "azure_endpoint": "http://127.0.0.1:1"}
 
-    kwargs = {"model_name": "m"}
-    first = client_spec("vllm", {"base_url": "http://127.0.0.1:1/v1", "model_name": "m"})
-    second = client_spec("vllm", {"base_url": "http://127.0.0.1:2/v1", "model_name": "m"})
-    assert first.where != second.where
-    assert client_spec(answers, kwargs).where != client_spec(_answers, kwargs).where
+ROUTES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("vllm", {}, {"base_url": "http://127.0.0.1:2/v1"}),
+    ("vllm", {"default_headers": {"X-Route": "a"}}, {"default_headers": {"X-Route": "b"}}),
+    ("vllm", {"default_query": {"route": "a"}}, {"default_query": {"route": "b"}}),
+    ("vllm", {"sampling_args": {"extra_headers": {"X-R": "a"}}}, {"sampling_args": {"extra_headers": {"X-R": "b"}}}),
+    ("vllm", {"sampling_args": {"extra_query": {"r": "a"}}}, {"sampling_args": {"extra_query": {"r": "b"}}}),
+    ("vllm", {"http_client": httpx2.AsyncClient(params={"r": "a"})}, {}),
+    ("openai", {"organization": "a"}, {"organization": "b"}),
+    ("portkey", {"provider": "a"}, {"provider": "b"}),
+    ("portkey", {"config": "a"}, {"config": "b"}),
+    ("portkey", {"virtual_key": "a"}, {"virtual_key": "b"}),
+    ("azure_openai", {"azure_deployment": "a"}, {"azure_deployment": "b"}),
+    ("azure_openai", {"api_version": "2024-10-01"}, {"api_version": "2024-12-01"}),
+    ("anthropic", {"default_headers": {"anthropic-beta": "a"}}, {"default_headers": {"anthropic-beta": "b"}}),
+    ("gemini", {"api_version": "v1"}, {"api_version": "v1beta"}),
+]
+
+
+def _where(backend: Any, kwargs: dict[str, Any]) -> str | None:
+    url = "azure_endpoint" if backend == "azure_openai" else "base_url"
+    given = {url: AT[url], "model_name": "m", "api_key": "a-key"} | kwargs
+    # As one of a list it is told apart as well.
+    spec, other = client_spec(backend, given), client_spec([backend, "offline"], [given, {}])
+    assert spec.where is not None
+    assert other.where is not None
+    return spec.where + other.where
+
+
+@pytest.mark.parametrize(("backend", "one", "other"), ROUTES)
+def test_routes_of_one_model_name_are_told_apart(backend: str, one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert len({_where(backend, kwargs) for kwargs in (one, other, dict(one))}) == 2
+
+
+def test_who_pays_and_who_traces_makes_no_other_call() -> None:
+    told = [{"api_key": "one"}, {"api_key": "two"}, {"default_headers": {"Authorization": "Bearer three"}}]
+    told += [{"default_headers": {"traceparent": "00-1"}}, {"sampling_args": {"extra_headers": {"X-Request-Id": "1"}}}]
+    assert len({_where("vllm", kwargs) for kwargs in told}) == 1
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_calls_that_are_sent_another_way_are_asked_again(tmp_path: Path) -> None:
+    def answer(request: FakeRequest) -> str:
+        return submit(repr("by " + request.headers.get("x-route", "") + request.path.partition("?")[2]))
+
+    async with FakeOpenAIServer(answer) as server:
+        kwargs = {"base_url": server.base_url, "model_name": "m"}
+        async with AsyncRLM("vllm", backend_kwargs=kwargs, cache=tmp_path) as rlm:
+            for sampling in ({"extra_headers": {"X-Route": "a"}}, {"extra_query": {"b": "c"}}, {}):
+                heard = [await rlm.acompletion("CTX", sampling_args=sampling) for _ in range(2)]
+                expected = {"extra_headers": "a", "extra_query": "b=c"}.get(next(iter(sampling), ""), "")
+                assert [each.response.strip() for each in heard] == [f"by {expected}".strip()] * 2
+        assert len(server.requests) == 3
 
 
 async def _answers(messages: list[dict[str, str]]) -> str:
-    return "b"
+    return submit("'b'")
+
+
+class _Model:
+    def __init__(self, says: str) -> None:
+        self.says = says
+        self.asked = 0
+
+    async def __call__(self, messages: list[dict[str, str]]) -> str:
+        self.asked += 1
+        return submit(repr(self.says))
+
+
+def test_only_a_function_of_a_module_is_named_by_itself() -> None:
+    async def closure(messages: list[dict[str, str]]) -> str:
+        return "a"
+
+    named = client_spec(_answers).where
+    assert named is not None
+    assert "_answers" in named
+    for unnamed in (closure, functools.partial(_answers), _Model("a"), ScriptedLM([])):
+        assert client_spec(unnamed).where is None
+        assert client_spec([unnamed, _answers]).where is None
+        keys = {client_spec(unnamed, {"cache_key": key}).where for key in ("a", "b", "a")}
+        assert len(keys) == 2
+        assert None not in keys
+    with pytest.raises(ConfigurationError, match="cache_key must be a str"):
+        client_spec(closure, {"cache_key": 3})
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_what_has_no_name_is_not_cached_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    models = [_Model("a"), _Model("b")]
+    for model in models:
+        async with AsyncRLM(model, cache=tmp_path) as rlm:
+            for _ in range(2):
+                assert (await rlm.acompletion("CTX")).response == model.says
+    assert [model.asked for model in models] == [2, 2]
+    assert caplog.text.count("replies of this model are not cached") == 2
+    for model in models:
+        kept = AsyncRLM(model, backend_kwargs={"cache_key": model.says}, cache=tmp_path)
+        for _ in range(2):
+            assert (await kept.acompletion("CTX")).response == model.says
+    assert [model.asked for model in models] == [3, 3]
+
+
+def _truncated(file: Path) -> None:
+    with sqlite3.connect(file) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    db.close()
+    os.truncate(file, 4096)
+
+
+def _changed(*statements: str) -> Callable[[Path], None]:
+    def change(file: Path) -> None:
+        with sqlite3.connect(file) as db:
+            for statement in statements:
+                db.execute(statement)
+        db.close()
+
+    return change
+
+
+def _outcome(text: str) -> Callable[[Path], None]:
+    return _changed(f"UPDATE cached SET outcome = '{text}'", f"UPDATE replies SET outcome = '{text}'")
+
+
+DAMAGE: list[Any] = [
+    pytest.param(_truncated, id="truncated"),
+    pytest.param(_changed("DROP TABLE cached", "DROP TABLE replies"), id="no table"),
+    pytest.param(_outcome("{not"), id="no JSON"),
+    pytest.param(_outcome("[1]"), id="a list"),
+    pytest.param(_outcome("null"), id="nothing"),
+    pytest.param(_outcome('{"text": 5, "usage": {}}'), id="no text"),
+    pytest.param(_outcome('{"text": "x", "usage": {}, "booked": [{"x": 1}, 2]}'), id="no bill"),
+    pytest.param(_outcome('{"error": "x"}'), id="half an error"),
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_damaged_cache_is_a_miss_and_a_damaged_recording_an_error(
+    tmp_path: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    root = [submit("'fine'")]
+    modes: list[dict[str, Any]] = [{"cache": tmp_path / "cache", **NAMED_ROOT}, {"record": tmp_path / "kept"}]
+    for settings in modes:
+        async with AsyncRLM(ScriptedLM(root * 2), **settings) as rlm:
+            await rlm.acompletion("CTX")
+            if "record" in settings:
+                continue
+            damage(tmp_path / "cache" / FILE_NAME)
+            assert (await rlm.acompletion("CTX")).response == "fine"
+            assert "a cached reply can't be read" in caplog.text
+    async with AsyncRLM(ScriptedLM([]), replay=tmp_path / "kept") as rlm:
+        async with open_cache(CacheSettings(tmp_path / "kept", "replay")):
+            damage(tmp_path / "kept" / FILE_NAME)
+        with pytest.raises(RLMError, match=r"can't be (read|used)"):
+            await rlm.acompletion("CTX")
+
+
+def test_what_a_later_release_adds_to_a_reply_is_left_out(tmp_path: Path) -> None:
+    store = ReplyStore(tmp_path, writes=True)
+    store.cache(b"key", LMReply(text="text", usage=USED))
+    _changed("""UPDATE cached SET outcome = '{"text": "x", "usage": {"cost": 2, "new": 1}, "new": 1}'""")(store.path)
+    assert store.get(b"key") == LMReply(text="x", usage=LMUsage(cost=2), cached=True)
+    store.close()

@@ -100,8 +100,8 @@ async def echo(messages: list[dict[str, str]]) -> str:
         (["openai", "vllm"], {"api_key": "k"}, "a list too"),
         (["openai", "vllm"], [{}], "2 backends but 1"),
         (lambda messages: "x", None, "not async"),
-        (echo, {"base_url": "x"}, "known: context_window, price"),
-        (ScriptedLM([]), {"model_name": "x"}, "known: context_window, price"),
+        (echo, {"base_url": "x"}, "known: cache_key, context_window, price"),
+        (ScriptedLM([]), {"model_name": "x"}, "known: cache_key, context_window, price"),
     ],
 )
 def test_what_is_wrong_is_named_with_what_is_right(backend: Any, kwargs: Any, said: str) -> None:

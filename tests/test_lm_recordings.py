@@ -20,6 +20,7 @@ from asyncrlm.events import (
     SubcallFinished,
     UsageSettled,
 )
+from asyncrlm.lm.callable import CallableClient
 from asyncrlm.testing import FakeOpenAIServer, FakeReply, FakeRequest
 
 from .helpers import cell, submit
@@ -216,8 +217,10 @@ async def test_a_repl_is_recorded_replayed_and_cached_like_a_run(tmp_path: Path)
             with pytest.raises(LMError, match="not in the recording") as caught:
                 await repl.execute("print(llm_query('c'))")
         assert caught.value.kind == "replay_miss"
+        named = CallableClient(lm)
+        named.cache_key = "lm"
         for _ in range(2):
-            async with Repl(lm=lm, cache=tmp_path / "cache") as repl:
+            async with Repl(lm=named, cache=tmp_path / "cache") as repl:
                 result = await repl.execute("print(llm_query('d'), llm_query('d'))")
                 assert result.stdout == "d 5 d 5\n"
     assert len(asked) == 5

@@ -40,6 +40,8 @@ MARK = "marked0credential1of2no3known4shape"
 SHOWN = MARK[:12]
 """So much of it gives it away."""
 
+CONVERSATION = ("messages", "contents", "system", "systemInstruction")
+
 LOOK = cell("""
 import os, glob
 said = [llm_query("refuse"), llm_query("break")]
@@ -94,6 +96,10 @@ PLACES = [
     Place("a header of each request", sampling={"extra_headers": {"X-Extra": MARK}}),
     Place("the query of each request", sampling={"extra_query": {"sig": MARK}}),
     Place("the body of each request", sampling={"extra_body": {"byok": {"api_key": MARK}}}),
+    Place("headers in the body", sampling={"extra_body": {"tools": [{"headers": {"X-Any": MARK}}]}}, only=THREE),
+    Place("the body of each sub-call", sampling={"extra_body": {"authorization": MARK}}, only=THREE, wrapped="subs"),
+    Place("the body of one call", sampling={"extra_body": {"x": {"token": MARK}}}, only=THREE, wrapped="call"),
+    Place("the path of base_url", only=(*THREE, "azure_openai"), wrapped="path"),
     Place("auth_token", {"api_key": None, "auth_token": MARK}, only=("anthropic",)),
     Place("azure_ad_token", {"api_key": None, "azure_ad_token": MARK}, only=("azure_openai",)),
     Place(
@@ -141,12 +147,18 @@ CASES = [
 
 
 def _echoing(*, breaking: bool = True) -> tuple[Callable[[FakeRequest], Any], list[str]]:
-    """A server's script: two turns, and sub-calls that are told all that their request carried; and what it got."""
+    """A server's script: two turns, and sub-calls that are told all that their request carried; and what it got.
+
+    What is carried besides the conversation comes first: errors show but the beginning of what a server says.
+    """
     turns, got = itertools.count(), list[str]()
 
     def answer(request: FakeRequest) -> Any:
-        carried = f"you sent {request.path} with {json.dumps(dict(request.headers))}"
-        got.append(carried + json.dumps(request.body))
+        rest = {name: value for name, value in request.fields.items() if name not in CONVERSATION}
+        headers = {name: value for name, value in request.headers.items() if name not in ("accept", "user-agent")}
+        carried = [json.dumps(rest), request.path, json.dumps(headers)]
+        got.append("".join(carried))
+        carried = " ".join(carried[len(got) % 3 :] + carried[: len(got) % 3] + [json.dumps(request.fields)])
         if request.text == "refuse" or (request.text == "break" and not breaking):
             return FakeReply.fault(401, carried)
         if request.text == "break":
@@ -196,6 +208,10 @@ async def _planted(
                 "other_backends": [name],
                 "other_backend_kwargs": [marked],
             }, {}
+        case "path":
+            (name_of_url,) = (n for n in kwargs if n in ("base_url", "azure_endpoint"))
+            marked |= {name_of_url: f"{kwargs[name_of_url]}/{MARK}"}
+            return {"backend": name, "backend_kwargs": marked}, {}
         case "subs":
             return {"backend": name, "backend_kwargs": kwargs, "sub_sampling_args": place.sampling}, {}
         case "call":
@@ -221,6 +237,9 @@ async def test_a_marked_key_comes_out_nowhere(
     shown: list[str] = []
     async with backend.server(answer) as server, AsyncExitStack() as stack:
         address = getattr(server, backend.url_of)
+        if place.wrapped == "path":
+            takes = backend.server._takes
+            monkeypatch.setattr(backend.server, "_takes", lambda self, path: takes(self, path.replace(f"/{MARK}", "")))
         if place.variable is not None:
             monkeypatch.setenv(place.variable, MARK)
             if backend.name in URL_VARIABLES:
@@ -272,6 +291,9 @@ async def test_what_is_refused_is_not_repeated(backend: Backend) -> None:
         ({url: f"http://127.0.0.1:1/v1?key={MARK}"}, {}),
         ({url: f"http://127.0.0.1:1/v1#{MARK}"}, {}),
         ({url: f"ftp://user:{MARK}@127.0.0.1/"}, {}),
+        ({url: f"ftp://127.0.0.1/{MARK}"}, {}),
+        ({url: f"http://127.0.0.1:1/{MARK}"}, {}),
+        ({url: f"http://127.0.0.1:1//{MARK}/v1"}, {}),
         ({"api_kee": MARK}, {}),
         ({"api_key": f"{MARK} and more"}, {}),
         ({"api_key": f"{MARK}\u00e9"}, {}),

@@ -11,6 +11,7 @@ import pytest
 from asyncrlm.errors import LMError
 from asyncrlm.lm.base import LMReply, LMUsage
 from asyncrlm.lm.http.replies import classify, error_of_status, parse_completion, retry_after, whole_text
+from asyncrlm.lm.openai.stream import CompletionStream
 from asyncrlm.lm.pacing import reply_text
 
 
@@ -263,3 +264,34 @@ def test_retry_after_goes_with_what_may_be_retried_only() -> None:
     assert error_of_status(503, {"retry-after": "3"}, b"").retry_after == 3.0
     assert error_of_status(401, {"retry-after": "3"}, b"").retry_after is None
     assert classify(500, "").status == 500
+
+
+@pytest.mark.parametrize(
+    ("said", "ending"),
+    [
+        *((word, "whole") for word in (None, "stop", "end_turn", "STOP", "stop_sequence", "tool_calls", "tool_use")),
+        *((word, "cut") for word in ("length", "max_tokens", "MAX_TOKENS", "model_length", "max_output_tokens")),
+        ("model_context_window_exceeded", "cut"),
+        *((word, "refused") for word in ("content_filter", "refusal", "SAFETY", "RECITATION", "sensitive")),
+        *((word, "broken") for word in ("error", "abort", "insufficient_system_resource", "network_error", "OTHER")),
+        *((word, "broken") for word in ("pause_turn", "MALFORMED_RESPONSE", "MALFORMED_FUNCTION_CALL")),
+        ("a word of tomorrow", "unknown"),
+    ],
+)
+def test_how_a_reply_ends(said: str | None, ending: str) -> None:
+    reply = parse_completion(body({"content": "text"}, said))
+    assert (reply.ending, reply.cut_off) == (ending, ending != "whole")
+
+
+def test_an_error_beside_a_part_of_a_reply_is_one_that_cost_something() -> None:
+    choice = {"message": {"content": "half"}, "finish_reason": "error", "error": {"code": 502, "message": "gone"}}
+    usage = {"prompt_tokens": 5, "completion_tokens": 2}
+    with pytest.raises(LMError, match="HTTP 502: gone") as caught:
+        parse_completion(json.dumps({"choices": [choice], "usage": usage}).encode())
+    assert (caught.value.retryable, caught.value.charged) == (True, True)
+    assert caught.value.usage == LMUsage(input_tokens=5, output_tokens=2)
+    stream = CompletionStream()
+    stream.feed(json.dumps({"choices": [{"delta": {"content": "half"}}]}).encode())
+    with pytest.raises(LMError, match="HTTP 502: gone") as streamed:
+        stream.feed(json.dumps({"choices": [choice | {"delta": {}}]}).encode())
+    assert (streamed.value.retryable, streamed.value.charged) == (True, True)

@@ -33,9 +33,9 @@ def said(build: Any) -> str:
 @pytest.mark.parametrize(
     ("argument", "says"),
     [
-        ("model", "unknown argument 'model': give backend=\"openai/gpt-5-mini\""),
+        ("model", "unknown argument 'model': give backend=\"openai/gpt-5.4-mini\""),
         ("temperature", 'give sampling_args={"temperature": …}; known are: backend'),
-        ("sub_model", 'give other_backends=["openai/gpt-5-mini"]; '),
+        ("sub_model", 'give other_backends=["openai/gpt-5.4-mini"]; '),
         ("recursion_depth", "did you mean 'max_depth'? "),
         ("concurrency", "give max_concurrent_requests=…; "),
         ("sandbox", "did you mean 'environment'? "),

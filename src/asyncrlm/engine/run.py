@@ -348,10 +348,9 @@ class Run:
         """Run the cells of one reply and tell the model what came of them, or keep its answer."""
         parsed = await self._turns.parsed(reply)
         problem = parsed.problem
-        if reply.cut_off:
-            cut_off = self._configuration.prompts.cut_off
-            if reply.finish_reason != "length":
-                cut_off = self._configuration.prompts.refused
+        prompts = self._configuration.prompts
+        cut_off = {"cut": prompts.cut_off, "refused": prompts.refused, "broken": prompts.broken}.get(reply.ending)
+        if cut_off:
             problem = f"{cut_off} {problem}" if problem else cut_off
         outcomes: list[CellOutcome] = []
         failed = False

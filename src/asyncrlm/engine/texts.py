@@ -198,6 +198,9 @@ This is completion {number} of a conversation. `context` is new, and is also `co
     refused: str = "Your last reply was broken off before its end by the provider's filter."
     """Said when a reply with some text ended in a refusal."""
 
+    broken: str = "Your last reply was broken off before its end by a failure of the server: write it again."
+    """Said when a reply with some text ended in a failure."""
+
     shape: str = """
 
 

@@ -173,6 +173,8 @@ class Turns:
 def _broken_off(reply: LMReply) -> str:
     if reply.finish_reason == "length":
         return "the last reply was cut off at its length: raise max_tokens in sampling_args"
+    if reply.ending == "broken":
+        return f"the model's server broke off the last reply (finish reason: {reply.finish_reason})"
     if reply.finish_reason != "refusal":
         return ""
     why = "" if reply.text.strip() else clip((reply.reasoning or "").strip(), MAX_REFUSAL)

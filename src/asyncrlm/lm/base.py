@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from msgspec import Struct, field
 
 from ..types import RateHints
 
-CUT_OFF = frozenset({"length", "refusal"})
-"""Finish reasons of a reply that has text but not all of it."""
+WHOLE = frozenset({"stop", "tool_calls", "tool_use", "function_call"})
+"""Finish reasons of a reply that is all there. Of one with any other word, an unknown one too, that is not known."""
+
+BROKEN = frozenset(
+    {
+        *("error", "network_error", "insufficient_system_resource", "abort", "aborted", "cancelled", "timeout"),
+        *("pause_turn", "pause_run", "compaction", "other", "malformed_response", "malformed_function_call"),
+        *("unexpected_tool_call", "too_many_tool_calls", "missing_thought_signature"),
+    }
+)
+"""Finish reasons of a reply that its server broke off, in the words of vLLM and SGLang, DeepSeek, Mistral, OpenRouter,
+Zhipu, Anthropic and Gemini."""
 
 
 class Message(Struct, frozen=True):
@@ -66,7 +76,8 @@ class LMReply(Struct, frozen=True, kw_only=True):
     text: str
     reasoning: str | None = None
     finish_reason: str | None = None
-    """Why it ends there, alike for all providers: "stop", "length", "refusal", or else the provider's own word."""
+    """Why it ends there, alike for all providers: "stop", "length", "refusal", or else the provider's own word. None
+    where it says nothing, which stands for "stop"."""
     usage: LMUsage = LMUsage()
     model: str | None = None
     """The name the provider answered with, where it did; of several fallbacks it says which one answered."""
@@ -84,8 +95,19 @@ class LMReply(Struct, frozen=True, kw_only=True):
 
     @property
     def cut_off(self) -> bool:
-        """Whether the text is only the beginning of what the model was going to say: never to be run as if whole."""
-        return self.finish_reason in CUT_OFF
+        """Whether the text may be only the beginning of the reply: never to be run as if whole."""
+        return self.finish_reason is not None and self.finish_reason.lower() not in WHOLE
+
+    @property
+    def ending(self) -> Literal["whole", "cut", "refused", "broken", "unknown"]:
+        """How the reply ends: of its own accord, at a limit of length, by a refusal or filter, by a failure of the
+        server, or by something that there is no telling."""
+        said = (self.finish_reason or "stop").lower()
+        if said in WHOLE:
+            return "whole"
+        if said in ("length", "refusal"):
+            return "cut" if said == "length" else "refused"
+        return "broken" if said in BROKEN else "unknown"
 
 
 class LMDelta(Struct, frozen=True, kw_only=True):
@@ -106,6 +128,9 @@ class LMClient(ABC):
 
     model: str
     """The name this client is known by in routing, usage and prices."""
+
+    cache_key: str | None = None
+    """Names this client to a cache: those with an equal one give equal replies. None: its replies are not cached."""
 
     burst: ClassVar[int | None] = None
     """Requests that may start in one pass of the event loop; None for as many as open connections without holding it

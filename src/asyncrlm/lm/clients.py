@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from ..ledger import Price
 from .base import LMClient, LMDelta, LMReply, LMRequest
 from .callable import CallableClient
 from .http.endpoints import PRESETS, fingerprint_of
+from .http.naming import TRAVELLING
 from .openai.spec import openai_spec
 from .spec import OUR_KWARGS, ClientSpec, Shared, checked_sampling, price_and_window, refuse_unknown
 
@@ -106,15 +108,22 @@ def _offline_spec(kwargs: dict[str, Any], sampling: dict[str, Any]) -> ClientSpe
 
     refuse_unknown("offline", kwargs, OUR_KWARGS)
     kwargs.pop("model_name", None)
-    return _object_spec(OfflineLM(), kwargs, sampling, backend="offline")
+    return _object_spec(OfflineLM(), kwargs, sampling, backend="offline", where="offline")
 
 
 def _object_spec(
-    client: LMClient, kwargs: dict[str, Any], sampling: dict[str, Any], backend: str | None = None, where: object = None
+    client: LMClient,
+    kwargs: dict[str, Any],
+    sampling: dict[str, Any],
+    backend: str | None = None,
+    where: str | None = None,
 ) -> ClientSpec:
-    where = type(client) if where is None else where
     backend = backend or type(client).__name__
-    refuse_unknown(backend, kwargs, ("price", "context_window", "sampling_args"))
+    refuse_unknown(backend, kwargs, ("price", "context_window", "sampling_args", "cache_key"))
+    cache_key = kwargs.pop("cache_key", client.cache_key)
+    if cache_key is not None and (not isinstance(cache_key, str) or not cache_key):
+        raise ConfigurationError(f"cache_key must be a str that is not empty, not {cache_key!r}")
+    where = f"as told: {cache_key}" if cache_key is not None else where
     price, window = price_and_window(client.model, kwargs)
     if price is None and not client.needs_price:
         price = Price(0.0)
@@ -131,7 +140,7 @@ def _object_spec(
         window=window,
         needs_price=client.needs_price,
         asked_with=sampling,
-        where=f"{getattr(where, '__module__', '')}.{getattr(where, '__qualname__', type(where).__qualname__)}",
+        where=where,
         opener=opener,
     )
 
@@ -141,7 +150,18 @@ def _callable_spec(function: Callable[..., Any], kwargs: dict[str, Any], samplin
     client = CallableClient(function, model=model)
     if sampling:
         raise ConfigurationError("a callable gets only the messages: sampling_args have no way to reach it")
-    return _object_spec(client, kwargs, {}, backend="callable", where=function)
+    return _object_spec(client, kwargs, {}, backend="callable", where=_place_of(function))
+
+
+def _place_of(function: Callable[..., Any]) -> str | None:
+    """Where a function of a module is found again; None for one that may be another under the same name next time."""
+    name, module = getattr(function, "__qualname__", None), getattr(function, "__module__", None)
+    place = sys.modules.get(module) if isinstance(module, str) else None
+    if not isinstance(name, str) or getattr(place, name, None) is not function:
+        return None
+    # Each script is called __main__, and so is a notebook.
+    file = getattr(place, "__file__", None)
+    return f"{module}.{name} in {file}" if file or module != "__main__" else None
 
 
 def _fallback_spec(
@@ -179,13 +199,17 @@ def _fallback_spec(
         key=("fallback", *(spec.key for spec in specs)),
         price=_dearest([spec.price for spec in specs]),
         window=min(windows) if windows else None,
-        asked_with={"each": [[spec.backend, spec.model, dict(spec.asked_with)] for spec in specs]},
-        where=" ".join(spec.where for spec in specs),
+        asked_with={"each": [[spec.backend, spec.model, _said(spec.asked_with)] for spec in specs]},
+        where=None if None in (places := [spec.where for spec in specs]) else repr(places),
         needs_price=any(spec.needs_price for spec in specs),
         attempts=max(spec.attempts for spec in specs),
         fallbacks=tuple(specs),
         opener=opener,
     )
+
+
+def _said(asked_with: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in asked_with.items() if name not in TRAVELLING}
 
 
 def _dearest(prices: Sequence[Price | None]) -> Price | None:

@@ -69,12 +69,18 @@ def llamacpp_local_spec(kwargs: dict[str, Any], sampling: dict[str, Any]) -> Cli
         backend="llamacpp_local",
         key=(key, model, fingerprint_of(sampling)),
         asked_with={**sampling, **settings},
+        where=_file_name(Path(path)),
         price=price or Price(0.0),
         window=window or cast("int", settings["n_ctx"]) or None,
         needs_price=False,
         attempts=1,
         opener=opener,
     )
+
+
+def _file_name(path: Path) -> str:
+    found = path.stat()  # another model may stand there later
+    return f"{path.resolve()}:{found.st_size}:{found.st_mtime_ns}"
 
 
 class _Loaded:

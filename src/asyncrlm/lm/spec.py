@@ -52,8 +52,9 @@ class ClientSpec(Struct, frozen=True, kw_only=True, eq=False):
     """False where requests cost nothing."""
     asked_with: Mapping[str, Any] = {}
     """What is sent with every request and may change its reply: it tells cached replies apart."""
-    where: str = ""
-    """Which server or function answers: two of one model name are not alike to a cache."""
+    where: str | None
+    """Which server or function answers, and what it is told on the way: two of one model name are not alike to a cache.
+    None for one that can't be told from others: it is not cached. May hold secrets: for hashes only."""
     attempts: int = DEFAULT_ATTEMPTS
     """How often to send one request at most."""
     fallbacks: tuple[ClientSpec, ...] = ()

@@ -59,6 +59,11 @@ def redact(text: str) -> str:
     return _SECRET_TEXT.sub(lambda match: f"{match[1]} {REDACTED}" if match[1] else REDACTED, text)
 
 
+def names_secret(name: str) -> bool:
+    """Whether what stands under this name is likely a secret."""
+    return _SECRET_NAME.search(name) is not None
+
+
 def plain(value: Any, *, limit: int | None = None, redacting: bool = False) -> Any:
     """`value` as strict JSON can hold it.
 
@@ -114,7 +119,7 @@ class _Plain:
                 break
             name = self.text(key if isinstance(key, str) else _str(key))
             holds_text = isinstance(item, (str, bytes, Mapping, list, tuple))
-            secret = self._redacting and holds_text and _SECRET_NAME.search(name) is not None
+            secret = self._redacting and holds_text and names_secret(name)
             kept[name] = REDACTED if secret else self.value(item, depth + 1)
         return kept
 

@@ -109,7 +109,7 @@ def _reply(text: str, thoughts: str, stop: Any, details: _StopDetails | None, us
 def _usage(raw: Any) -> LMUsage:
     try:
         usage = msgspec.convert(raw, _Usage, strict=False)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, ValueError, RecursionError):
         return LMUsage()
     read, written = usage.cache_read_input_tokens, usage.cache_creation_input_tokens
     # What came from the cache or went there is not among Anthropic's own input tokens.

@@ -84,7 +84,7 @@ def anthropic_spec(kwargs: dict[str, Any], sampling: dict[str, Any]) -> ClientSp
         backend="anthropic",
         key=(settings.key, model, most, caching, fingerprint_of(sampling)),
         asked_with={**sampling, "max_tokens default": most},
-        where=settings.base_url or "",
+        where=settings.where(sampling),
         price=price,
         window=window,
         attempts=attempts,

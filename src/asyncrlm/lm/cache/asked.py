@@ -14,6 +14,8 @@ import msgspec
 from msgspec import Struct
 
 from ...observe.text import plain
+from ..http.naming import TRAVELLING, named
+from ..http.secrecy import without_secrets
 
 if TYPE_CHECKING:
     from ..base import LMRequest
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 CacheMode = Literal["cache", "record", "replay"]
 """cache: equal calls are asked once. record: each call is asked and kept. replay: nothing is asked, only looked up."""
 
-NOT_PART_OF_A_CALL = frozenset({"extra_headers", "extra_query", "timeout"})
+NOT_PART_OF_A_CALL = frozenset({*TRAVELLING, "timeout"})
 """Sampling arguments that say how a request travels, not what is asked; some hold secrets."""
 
 
@@ -65,7 +67,8 @@ class Asked(Struct, frozen=True):
     """To be shown: without what looks like a secret, and cut short. `args_hash` is of all of them."""
     cap: int | None
     args_hash: str = ""
-    where: str = ""
+    where: str | None = ""
+    """Who answers; None for one that can't be told from others: its replies are nobody else's."""
 
     @classmethod
     def of(
@@ -76,19 +79,22 @@ class Asked(Struct, frozen=True):
         args: Mapping[str, Any],
         cap: int | None,
         *,
-        where: str = "",
+        where: str | None = "",
     ) -> Self:
-        """The identity of `request`, sent with `args` besides its own to the server or function that `where` names."""
+        """The identity of `request`, sent with `args` besides its own to the server or function that `where` names.
+
+        An empty `where` leaves out who answers, and what a request says on its way there.
+        """
         given = {**args, **request.sampling_args}
         kept = {name: value for name, value in given.items() if name not in NOT_PART_OF_A_CALL}
         return cls(
             backend=backend,
             model=model,
             messages=[(message.role, text_hash(message.content)) for message in request.messages],
-            args=plain(kept, redacting=True),
+            args=plain(without_secrets(kept), redacting=True),
             cap=cap,
             args_hash=text_hash(json.dumps(kept, sort_keys=True, default=repr)) if kept else "",
-            where=where,
+            where=named(where, request.sampling_args) if where else where,
         )
 
     @property

@@ -43,6 +43,8 @@ class ReplyCache:
         self._store = store
         self._limiter = limiter  # of one: the store is one connection
         self._flights: dict[bytes, _Flight] = {}
+        self._unnamed: set[tuple[str, str]] = set()
+        """Models of which was said that their replies are not kept."""
 
     async def answer(
         self,
@@ -69,13 +71,16 @@ class ReplyCache:
         """
         bill = [] if bill is None else bill
         if self.mode == "cache":
-            return await self._shared(asked.key, send)
+            return await self._shared(asked.key, send) if self._has_name(asked) else await send()
         key = asked.key
         if self.mode == "record":
             return await self._recorded(Call(key, seen.next(key), seen.run, place, asked, request), send, bill)
-        taken = await self._run(self._store.take, key, place, seen)
+        try:
+            taken = await self._run(self._store.take, key, place, seen)
+            difference = "" if taken else await self._run(self._store.difference, asked, request, seen)
+        except OSError as error:
+            raise LMError(f"the recording can't be read: {error}", kind="replay_miss") from error
         if taken is None:
-            difference = await self._run(self._store.difference, asked, request, seen)
             raise LMError(f"this call is not in the recording in {self._folder}: {difference}", kind="replay_miss")
         outcome, booked = taken
         bill += booked
@@ -84,6 +89,17 @@ class ReplyCache:
         if isinstance(outcome, LMError):
             raise outcome
         return outcome
+
+    def _has_name(self, asked: Asked) -> bool:
+        if asked.where is None and (asked.backend, asked.model) not in self._unnamed:
+            self._unnamed.add((asked.backend, asked.model))
+            get_logger().warning(
+                "replies of this model are not cached: it can't be told from others like it; "
+                'backend_kwargs={"cache_key": ...} names it',
+                model=asked.model,
+                backend=asked.backend,
+            )
+        return asked.where is not None
 
     async def _shared(self, key: bytes, send: Callable[[], Awaitable[LMReply]]) -> LMReply:
         while (flight := self._flights.get(key)) is not None:
@@ -94,7 +110,7 @@ class ReplyCache:
                 raise copy.copy(flight.error) from flight.error  # each run writes its own account into it
         flight = self._flights[key] = _Flight()
         try:
-            kept = await self._run(self._store.get, key)
+            kept = await self._had(key)
             if kept is not None:
                 flight.reply = kept
                 return _free(kept)
@@ -111,6 +127,13 @@ class ReplyCache:
             flight.done.set()
             if self._flights.get(key) is flight:
                 del self._flights[key]
+
+    async def _had(self, key: bytes) -> LMReply | None:
+        try:
+            return await self._run(self._store.get, key)
+        except OSError as error:
+            get_logger().warning("a cached reply can't be read; it is asked for again", error=str(error))
+            return None
 
     async def _recorded(
         self, call: Call, send: Callable[[], Awaitable[LMReply]], bill: Sequence[Settlement]

@@ -14,7 +14,7 @@ import msgspec
 
 from ...errors import ConfigurationError, LMError
 from ...money import Settlement
-from ..base import LMReply, LMRequest, LMUsage
+from ..base import LMReply, LMRequest
 from .asked import Asked, Call, CutOff, Seen, text_bytes, text_hash
 
 if TYPE_CHECKING:
@@ -84,11 +84,14 @@ class ReplyStore:
             if not self.path.exists():
                 raise ConfigurationError(f"nothing was recorded in {self.path.parent}: {self.path.name} is missing")
             uri = self.path.resolve().as_uri()
+            db = sqlite3.connect(f"{uri}?mode=ro", uri=True, **options)
             try:
-                db = sqlite3.connect(f"{uri}?mode=ro", uri=True, **options)
                 db.execute("SELECT 1 FROM replies LIMIT 1")
                 return db
-            except sqlite3.OperationalError:
+            except sqlite3.OperationalError as error:
+                db.close()
+                if "no such table" in str(error):
+                    raise
                 # In a folder that can't be written, SQLite needs to be told that nobody else does.
                 return sqlite3.connect(f"{uri}?immutable=1", uri=True, **options)
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -113,15 +116,21 @@ class ReplyStore:
     # ---- the cache ----
 
     def get(self, key: bytes) -> LMReply | None:
-        """The cached reply of this key; None if it is not here."""
-        row = self._db.execute("SELECT outcome FROM cached WHERE key = ?", (key,)).fetchone()
+        """The cached reply of this key; None if it is not here.
+
+        Raises:
+            OSError: if it can't be read.
+        """
+        with self._readable():
+            row = self._db.execute("SELECT outcome FROM cached WHERE key = ?", (key,)).fetchone()
         if row is None:
             return None
         if self._max_bytes is not None:
             self._marked[key] = time.time()
             if len(self._marked) >= MARKED_AT_ONCE:
                 self._mark_now()
-        outcome, _ = _decoded(row[0])
+        with self._readable():
+            outcome, _ = _decoded(row[0])
         return outcome if isinstance(outcome, LMReply) else None
 
     def cache(self, key: bytes, reply: LMReply) -> None:
@@ -152,7 +161,7 @@ class ReplyStore:
 
     def _evict(self) -> int:
         """Delete what is too much; how many bytes went."""
-        (size,) = self._db.execute("SELECT size FROM total").fetchone()
+        (size,) = self._db.execute("SELECT total(size) FROM total").fetchone()
         if self._max_bytes is None or size <= self._max_bytes:
             return 0
         too_much, gone, keys = size - LEFT * self._max_bytes, 0, list[tuple[bytes]]()
@@ -173,7 +182,14 @@ class ReplyStore:
         With it, what its tries were booked as.
 
         All of it comes from one recorded tree, the newest that has the first call, as far as that has the others.
+
+        Raises:
+            OSError: if it can't be read.
         """
+        with self._readable():
+            return self._taken(key, place, seen)
+
+    def _taken(self, key: bytes, place: str, seen: Seen) -> tuple[LMReply | LMError | CutOff, list[Settlement]] | None:
         run = self._run_of(key, seen)
         if run is None:
             return None
@@ -208,6 +224,15 @@ class ReplyStore:
             self._db.execute("INSERT OR REPLACE INTO replies VALUES (?, ?, ?, ?, ?, ?, ?)", row)
 
     @contextmanager
+    def _readable(self) -> Generator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise OSError(f"{self.path}: {error}") from error
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError, msgspec.MsgspecError) as error:
+            raise OSError(f"{self.path} is damaged: {type(error).__name__}: {error}") from error
+
+    @contextmanager
     def _written(self) -> Generator[None]:
         try:
             with self._transaction():
@@ -216,7 +241,15 @@ class ReplyStore:
             raise OSError(f"{self.path}: {error}") from error
 
     def difference(self, asked: Asked, request: LMRequest, seen: Seen) -> str:
-        """How a call that is not here differs from the most similar one that is."""
+        """How a call that is not here differs from the most similar one that is.
+
+        Raises:
+            OSError: if it can't be read.
+        """
+        with self._readable():
+            return self._difference(asked, request, seen)
+
+    def _difference(self, asked: Asked, request: LMRequest, seen: Seen) -> str:
         if taken := seen.calls.get((self._run_of(asked.key, seen) or "", asked.key)):
             return f"{len(taken)} equal calls were recorded, and this is number {len(taken) + 1}"
         rows = self._db.execute("SELECT request FROM replies WHERE request IS NOT NULL ORDER BY made")
@@ -315,13 +348,12 @@ def _encoded(outcome: LMReply | LMError | CutOff, bill: Sequence[Settlement] = (
 
 def _decoded(text: str) -> tuple[LMReply | LMError | CutOff, list[Settlement]]:
     fields: dict[str, Any] = json.loads(text)
-    bill = [Settlement(**each) for each in fields.pop("booked", ())]
+    bill = msgspec.convert(fields.pop("booked", ()), list[Settlement])
     if not fields:
         return CutOff(), bill
     if "error" in fields:
-        error = LMError(fields.pop("error"))
-        for name, value in fields.items():
-            setattr(error, name, value)
+        error = LMError(str(fields.pop("error")))
+        for name in _OF_ERRORS:
+            setattr(error, name, fields[name])
         return error, bill
-    fields["usage"] = LMUsage(**fields["usage"])
-    return LMReply(**fields, cached=True), bill
+    return msgspec.convert(fields | {"cached": True}, LMReply), bill

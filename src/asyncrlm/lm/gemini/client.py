@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
 
 import anyio
 import anyio.to_thread
@@ -15,7 +16,7 @@ from ..http.connection import Call, Connection, Endpoint, HttpClient, connected
 from ..http.encoding import encoded
 from ..http.endpoints import origin_of
 from ..http.pool import ConnectionSettings, http_client
-from ..http.secrecy import redacted
+from ..http.secrecy import redacted, shown_url, unlogged_queries
 from ..openai.client import fresh_key
 from ..spec import optional_sdk
 from .dialect import PLACEHOLDER, Dialect
@@ -97,14 +98,17 @@ async def open_connection(settings: ConnectionSettings) -> AsyncGenerator[Gemini
         raise ConfigurationError("vertexai=True needs project= in backend_kwargs, or GOOGLE_CLOUD_PROJECT")
     signed = settings.api_key is not None or tokens is not None
 
+    host = urlsplit(settings.base_url or "").hostname or ""
+
     def make() -> Dialect:
         return Dialect(settings, project=project, signed=signed)
 
     async with http_client(settings, openai) as http:
         try:
-            # It reads certificates from the disk.
-            dialect = await anyio.to_thread.run_sync(make, limiter=anyio.CapacityLimiter(1))
-            pattern = dialect.pattern("-", {})
+            # It reads certificates from the disk, and its own http client logs the URL.
+            with unlogged_queries("httpx2", host, settings.secrets), unlogged_queries("httpx", host, settings.secrets):
+                dialect = await anyio.to_thread.run_sync(make, limiter=anyio.CapacityLimiter(1))
+                pattern = dialect.pattern("-", {})
         except (ValueError, TypeError) as error:
             if isinstance(error, ConfigurationError):
                 raise
@@ -113,7 +117,7 @@ async def open_connection(settings: ConnectionSettings) -> AsyncGenerator[Gemini
         if settings.base_url is not None and origin_of(str(pattern.url.copy_with(query=None))) != origin_of(
             settings.base_url
         ):
-            raise ConfigurationError(f"base_url is ambiguous: it could also be read as {pattern.url}")
+            raise ConfigurationError(f"base_url is ambiguous: it could also be read as {shown_url(str(pattern.url))}")
         signature = {name: value for name, value in pattern.headers.items() if PLACEHOLDER in value}
         headers = {name: value for name, value in pattern.headers.items() if name not in signature}
         key = settings.api_key

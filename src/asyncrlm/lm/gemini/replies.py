@@ -140,7 +140,7 @@ class ResponseStream:
 def _usage(raw: Any) -> LMUsage:
     try:
         usage = msgspec.convert(raw, _Usage, strict=False)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, ValueError, RecursionError):
         return LMUsage()
     entered, thoughts = usage.prompt_token_count, usage.thoughts_token_count
     counts = {
@@ -176,7 +176,11 @@ def _details(body: bytes) -> list[dict[str, Any]]:
         details = (cast("list[Any]", loaded)[0] if isinstance(loaded, list) else loaded)["error"]["details"]
     except (ValueError, LookupError, TypeError, RecursionError):
         return []
-    return [detail for detail in cast("list[Any]", details) if isinstance(detail, dict)] if details else []
+    return (
+        [detail for detail in cast("list[Any]", details) if isinstance(detail, dict)]
+        if isinstance(details, list)
+        else []
+    )
 
 
 def _seconds(said: Any) -> float | None:

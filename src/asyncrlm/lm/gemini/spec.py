@@ -79,7 +79,7 @@ def gemini_spec(kwargs: dict[str, Any], sampling: dict[str, Any]) -> ClientSpec:
         backend="gemini",
         key=(settings.key, model, fingerprint_of(sampling)),
         asked_with=sampling,
-        where=settings.base_url or "",
+        where=settings.where(sampling),
         price=price,
         window=window,
         attempts=attempts,

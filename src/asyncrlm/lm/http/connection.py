@@ -6,9 +6,8 @@ Each vendor's SDK says where to send and how to sign; a call itself is one reque
 
 from __future__ import annotations
 
-import socket
-import ssl
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+import functools
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
@@ -20,10 +19,13 @@ from msgspec import Struct
 from ...errors import LMError
 from ..base import LMClient, LMDelta, LMReply, LMRequest
 from ..pacing.limits import rate_hints
-from .endpoints import fingerprint, header_problem, is_loopback
+from .bodies import body_of, check_encoding, exhausted
+from .endpoints import fingerprint, header_problem
+from .faults import classified
+from .naming import SIGNATURES
 from .pool import ConnectionSettings, fault_types, http_library
 from .replies import error_of_status
-from .secrecy import redacted, secret_texts, unlogged_queries
+from .secrecy import given_secrets, redacted, secret_texts, unlogged_queries
 from .sse import EventLines
 
 if TYPE_CHECKING:
@@ -53,6 +55,8 @@ class Call(Struct, kw_only=True, eq=False):
     query: Mapping[str, Any] | None = None
     timeout: float | None = None
     """Seconds, instead of the connection's."""
+    given: Sequence[Mapping[str, Any]] = ()
+    """What the caller put into the body, whose secrets no message may repeat."""
 
 
 class Assembler(Protocol):
@@ -84,18 +88,18 @@ class Connection:
         self._query = {**dict(http.params), **self._query}
         self._url = _with_query(endpoint.url, self._query)
         self._headers = library.Headers({"accept-encoding": "identity"})
-        # Replies are a few kB: unpacking them costs more than it saves, and nobody can send a bomb.
+        # Replies are a few kB: unpacking them costs more than it saves.
         add_headers(self._headers, own)
         add_headers(self._headers, endpoint.headers)
         self._total = settings.timeout if isinstance(settings.timeout, int | float) else None
         self._faults = fault_types(library)
         self.host: str = endpoint.url.host
-        self._where = str(settings.base_url or endpoint.url.join("/")).rstrip("/")
-        where = endpoint.url.netloc.decode("ascii")
-        signed = (self._headers.get(name) for name in _SIGNATURES)
+        self._where = str(settings.shown_url or endpoint.url.join("/")).rstrip("/")
+        signed = (self._headers.get(name) for name in SIGNATURES)
         carried = (*own.values(), *dict(http.params).values())
         self._secrets = secret_texts((*settings.secrets, *carried, *signed))
-        identity = (settings.api_key, settings.sdk_kwargs, *(self._headers.get(name) for name in _SIGNATURES))
+        where = endpoint.url.netloc.decode("ascii")
+        identity = (settings.api_key, settings.sdk_kwargs, *(self._headers.get(name) for name in SIGNATURES))
         self.account = f"{settings.vendor}:{where}:{fingerprint(repr(identity))}"
 
     async def complete(self, call: Call, parse: Callable[[bytes], LMReply]) -> LMReply:
@@ -108,15 +112,14 @@ class Connection:
         began = anyio.current_time()
         try:
             with anyio.fail_after(total):
-                response = await self._http.send(request, follow_redirects=False)
-            if response.status_code != 200:
-                raise self._refused(response, _with_signature(secrets, request))
-            reply = parse(response.content)
+                response = await self._http.send(request, follow_redirects=False, stream=True)
+                body = await body_of(response, self._faults)
         except self._faults as fault:
             raise self._classified(fault, _with_signature(secrets, request)) from fault
-        except LMError as error:
-            self._tell(error, _with_signature(secrets, request))
-            raise
+        secrets = _with_signature(secrets, request)
+        if response.status_code != 200:
+            raise self._refused(response, body, secrets)
+        reply = self._parsed(parse, body, secrets)
         return self._finished(reply, began, response)
 
     async def stream(
@@ -143,14 +146,15 @@ class Connection:
             if response.status_code != 200 or "event-stream" not in response.headers.get("content-type", "").lower():
                 try:
                     with _until(deadline):
-                        await response.aread()
+                        body = await body_of(response, self._faults)
                 except self._faults as fault:
                     raise self._classified(fault, secrets, begun=True) from fault
                 if response.status_code != 200:
-                    raise self._refused(response, secrets)
-                reply = self._finished(self._parsed(parse, response.content, secrets), began, response)
+                    raise self._refused(response, body, secrets)
+                reply = self._finished(self._parsed(parse, body, secrets), began, response)
                 yield LMDelta(text=reply.text, reasoning=reply.reasoning or "", reply=reply)
                 return
+            check_encoding(response)
             lines, chunks, more = EventLines(), response.aiter_bytes(), True
             while more and not assembler.done:
                 events, more = await self._next_events(lines, chunks, deadline, secrets)
@@ -166,27 +170,27 @@ class Connection:
             with anyio.move_on_after(5, shield=True):
                 await response.aclose()
                 if chunks is not None:
-                    await self._exhausted(chunks)
+                    await exhausted(chunks, self._faults)
 
     def _parsed(self, parse: Callable[[bytes], Any], data: bytes, secrets: tuple[str, ...]) -> Any:
         try:
             return parse(data)
-        except LMError as error:
-            self._tell(error, secrets)
-            raise
+        except Exception as error:  # noqa: BLE001 - a server can say anything
+            failure = error if isinstance(error, LMError) else _unreadable(error)
+            self._tell(failure, secrets)
+            raise failure from (None if failure is error else error)
 
     def _tell(self, error: LMError, secrets: tuple[str, ...]) -> None:
         """Say where an error comes from, and no secret."""
         error.args = (redacted(error.message, secrets),)
         error.where = redacted(self._where, secrets)
 
-    async def _exhausted(self, chunks: Any) -> None:
-        """End the generators that read a closed response, so that none is left to the garbage collector."""
-        try:
-            async for _ in chunks:
-                pass
-        except (*self._faults, RuntimeError):
-            return  # what reading from a closed response raises
+    def unknown(self, error: Exception) -> LMError:
+        """The error for what nobody expects of an http client: one that was closed, a hook of the caller's."""
+        if getattr(self._http, "is_closed", False):
+            return LMError("the http client is closed", kind="connection")
+        shown = redacted(f"{type(error).__name__}: {error}".rstrip(": "), self._secrets)
+        return LMError(f"sending to {self.host} failed: {shown}", kind="other", charged=True)
 
     async def _next_events(
         self, lines: EventLines, chunks: Any, deadline: float | None, secrets: tuple[str, ...]
@@ -212,9 +216,9 @@ class Connection:
         url = self._url if call.url is None else _with_query(call.url, self._query)
         url = _with_query(url, call.query) if call.query else url
         request = self._library.Request("POST", str(url), headers=sent, content=call.body)
-        secrets = self._secrets
+        secrets = self._secrets + secret_texts(text for given in call.given if given for text in given_secrets(given))
         if sent is not self._headers or call.query:
-            signed = (sent.get(name) for name in _SIGNATURES)
+            signed = (sent.get(name) for name in SIGNATURES)
             secrets += secret_texts((*signed, *(call.headers or {}).values(), *(call.query or {}).values()))
         return request, secrets, call.timeout if call.timeout is not None else self._total
 
@@ -223,11 +227,17 @@ class Connection:
         latency, rate = anyio.current_time() - began, rate_hints(response.headers)
         return msgspec.structs.replace(reply, latency=latency, rate=rate)
 
-    def _refused(self, response: httpx2.Response, secrets: tuple[str, ...]) -> LMError:
+    def _classified(self, fault: Exception, secrets: tuple[str, ...], *, begun: bool = False) -> LMError:
+        return classified(fault, self._library, self.host, self._where, secrets, begun=begun)
+
+    def _refused(self, response: httpx2.Response, body: bytes, secrets: tuple[str, ...]) -> LMError:
         if response.is_success:
             return LMError(f"the server answered HTTP {response.status_code} without a completion", kind="bad_reply")
         if response.has_redirect_location:
-            target = self._url.join(response.headers["location"]).copy_with(query=None, fragment=None)
+            try:
+                target = self._url.join(response.headers["location"]).copy_with(query=None, fragment=None)
+            except (self._library.InvalidURL, ValueError):
+                target = "an address that is none"
             shown = redacted(str(target), secrets)
             return LMError(
                 f"HTTP {response.status_code}: the server redirects to {shown}; if that is where the model is, "
@@ -235,7 +245,11 @@ class Connection:
                 kind="not_found",
                 status=response.status_code,
             )
-        error = self._endpoint.failure(response.status_code, response.headers, response.content)
+        try:
+            error = self._endpoint.failure(response.status_code, response.headers, body)
+        except Exception as fault:  # noqa: BLE001 - a server can say anything
+            error = _unreadable(fault)
+            error.status = response.status_code
         error.args = (error.message + self._advice(response.status_code),)
         self._tell(error, secrets)
         error.rate = rate_hints(response.headers)
@@ -250,46 +264,11 @@ class Connection:
             return "; base_url has no path: most servers have the API under /v1"
         return ""
 
-    def _classified(self, fault: Exception, secrets: tuple[str, ...], *, begun: bool = False) -> LMError:
-        """The error for a request that got no response, or with `begun` only a part of one."""
-        library, causes = self._library, _chain(fault)
-        # The SDKs' aiohttp transports report a lost connection as one that was never had: the cause tells.
-        deepest = next((cause for cause in causes if type(cause).__module__.startswith("aiohttp")), fault)
-        text = redacted(f"{type(deepest).__name__}: {deepest}".rstrip(": "), secrets)
-        connecting = type(deepest).__name__ in ("ConnectTimeout", "PoolTimeout", "ConnectionTimeoutError")
-        if isinstance(deepest, TimeoutError | library.TimeoutException):
-            return LMError(
-                f"no {'whole ' if begun else ''}reply from {self.host} in time ({text})",
-                kind="timeout",
-                retryable=True,
-                charged=begun or not connecting,
-            )
-        if deepest is fault:
-            refused = isinstance(fault, library.ConnectError | library.ProxyError | library.UnsupportedProtocol)
-        else:
-            refused = any(base.__name__ == "ClientConnectorError" for base in type(deepest).__mro__)
-        permanent = isinstance(fault, library.UnsupportedProtocol | library.LocalProtocolError) or any(
-            isinstance(cause, ssl.SSLCertVerificationError) for cause in causes
-        )
-        lost = begun or not refused
-        why = _unreachable(causes) or text
-        error = LMError(
-            f"lost the connection to {self.host} ({text})"
-            if lost
-            else f"no connection to {self._where}: {why}; is the server running, and is base_url right?",
-            kind="connection",
-            retryable=begun or not permanent,
-            charged=begun or (not refused and not permanent),
-        )
-        if not lost and why == _REFUSED and is_loopback(("", self.host, 0)):
-            error.enough = 2  # it is not on its way here: nobody listens
-        return error
-
 
 @contextmanager
 def connected(settings: ConnectionSettings, http: Any, endpoint: Endpoint) -> Generator[Connection]:
     """A connection through an open http client. While it is there, no query of its requests is logged."""
-    with unlogged_queries(http_library(http).__name__, endpoint.url.host):
+    with unlogged_queries(http_library(http).__name__, endpoint.url.host, settings.secrets):
         yield Connection(settings, http, endpoint)
 
 
@@ -298,6 +277,8 @@ class HttpClient(LMClient):
 
     _parse: Callable[[bytes], LMReply]
     _assembler: Callable[[], Assembler]
+    _arguments: dict[str, Any]
+    """Sent with each request."""
 
     def __init__(self, connection: Connection, model: str) -> None:
         self.model = model
@@ -311,22 +292,32 @@ class HttpClient(LMClient):
         """The request as this vendor wants it."""
         raise NotImplementedError
 
+    def _complete_call(self, request: LMRequest, *, stream: bool) -> Call:
+        call = self._call(request, stream=stream)
+        call.given = (self._arguments, request.sampling_args)
+        return call
+
     async def acomplete(self, request: LMRequest) -> LMReply:
         try:
-            return await self._connection.complete(self._call(request, stream=False), self._parse)
-        except LMError as error:
-            error.model = self.model
-            raise
+            return await self._connection.complete(self._complete_call(request, stream=False), self._parse)
+        except Exception as error:  # noqa: BLE001 - a hook of the caller's http client can raise anything
+            raise self._told(error) from error.__cause__ if isinstance(error, LMError) else error
 
     async def astream(self, request: LMRequest) -> AsyncGenerator[LMDelta]:
-        pieces = self._connection.stream(lambda: self._call(request, stream=True), self._parse, self._assembler())
+        call = functools.partial(self._complete_call, request, stream=True)
+        pieces = self._connection.stream(call, self._parse, self._assembler())
         async with aclosing(pieces):
             try:
                 async for piece in pieces:
                     yield piece
-            except LMError as error:
-                error.model = self.model
-                raise
+            except Exception as error:  # noqa: BLE001 - as above
+                raise self._told(error) from error.__cause__ if isinstance(error, LMError) else error
+
+    def _told(self, error: Exception) -> LMError:
+        """An error of this model, whatever it was: no other leaves a client."""
+        failure = error if isinstance(error, LMError) else self._connection.unknown(error)
+        failure.model = self.model
+        return failure
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.model} at {self._connection.host}>"
@@ -335,14 +326,16 @@ class HttpClient(LMClient):
 _OF_THE_LIBRARY = frozenset({"accept", "accept-encoding", "connection", "user-agent"})
 """Headers that an http client has without its owner's doing."""
 
-_REFUSED = "connection refused"
-
-_SIGNATURES = ("authorization", "api-key", "x-api-key", "x-goog-api-key", "x-portkey-api-key")
-
 
 def _with_signature(secrets: tuple[str, ...], request: Any) -> tuple[str, ...]:
     """All that a failure must not repeat: what the caller's own http client signed the request with, too."""
-    return secrets + secret_texts(request.headers.get(name) for name in _SIGNATURES)
+    return secrets + secret_texts(request.headers.get(name) for name in SIGNATURES)
+
+
+def _unreadable(error: Exception) -> LMError:
+    return LMError(
+        f"the server's reply can't be read ({type(error).__name__})", kind="bad_reply", retryable=True, charged=True
+    )
 
 
 def _until(deadline: float | None) -> Any:
@@ -351,26 +344,6 @@ def _until(deadline: float | None) -> Any:
 
 def _with_query(url: httpx2.URL, query: Mapping[str, Any]) -> httpx2.URL:
     return url.copy_merge_params(dict(query)) if query else url
-
-
-def _unreachable(causes: list[BaseException]) -> str | None:
-    """Why there is nobody, where the system says it in one of these; None where it does not."""
-    errors = [*causes, *(getattr(cause, "os_error", None) for cause in causes)]
-    for cause in causes:
-        errors += getattr(cause, "exceptions", ())  # of each address, where there are several
-    if any(isinstance(error, socket.gaierror) for error in errors):
-        return "the name of the host is not known"
-    if any(isinstance(error, ConnectionRefusedError) for error in errors):
-        return _REFUSED
-    return None
-
-
-def _chain(error: BaseException) -> list[BaseException]:
-    chain: list[BaseException] = []
-    while error not in chain:
-        chain.append(error)
-        error = error.__cause__ or error.__context__ or error
-    return chain
 
 
 def add_headers(headers: Any, more: Mapping[str, str | None]) -> None:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from ...errors import ConfigurationError
+from .secrecy import path_secrets, redacted
 
 ApiKey = str | Callable[[], Awaitable[str]]
 
@@ -90,7 +91,8 @@ def origin_of(base_url: str) -> Origin:
 
 
 def _shown(base_url: str) -> str:
-    return base_url.rpartition("@")[2].partition("?")[0].partition("#")[0][:100]
+    shown = base_url.rpartition("@")[2].partition("?")[0].partition("#")[0]
+    return redacted(shown, path_secrets(f"//host/{shown}"))[:100]
 
 
 def is_loopback(origin: Origin) -> bool:

@@ -13,7 +13,8 @@ from msgspec import Struct
 from ...errors import ConfigurationError
 from ..pacing.limits import open_files_share
 from .endpoints import ApiKey, fingerprint
-from .secrecy import redacted, secret_texts
+from .naming import named
+from .secrecy import path_secrets, redacted, secret_texts, shown_url
 
 SDK = TypeVar("SDK")
 
@@ -50,19 +51,43 @@ class ConnectionSettings(Struct, frozen=True, kw_only=True, eq=False):
     def key(self) -> Hashable:
         """Equal for settings that may share connections. Holds no secret in clear."""
         more = (self.default_headers, self.default_query, self.sdk_kwargs)
-        secret = (self.api_key, *(sorted(given.items(), key=str) for given in more))
-        plain = (self.vendor, self.base_url, str(self.timeout))
+        secret = (self.api_key, self.base_url, *(sorted(given.items(), key=str) for given in more))
+        plain = (self.vendor, self.shown_url, str(self.timeout))
         return (*plain, id(self.http_client) if self.http_client else None, fingerprint(repr(secret)))
+
+    def where(self, sampling: Mapping[str, Any], *more: object) -> str:
+        """Names the server that answers and what it is told besides what is asked, for a cache; `more` in its URL.
+
+        Raises:
+            ConfigurationError: if the http client is none.
+        """
+        http = self.http_client
+        told = {name: v for name, v in self.sdk_kwargs.items() if not _is_secret(name) and isinstance(v, str | bool)}
+        given = [{"extra_headers": self.default_headers, "extra_query": self.default_query}, sampling]
+        if http is not None:
+            http_library(http)
+            given.append({"extra_headers": dict(http.headers), "extra_query": dict(http.params)})
+        return named(repr((self.vendor, self.base_url, sorted(told.items()), more)), *given)
 
     @property
     def secrets(self) -> tuple[str, ...]:
         """What must not show up in any message."""
         key = self.api_key if isinstance(self.api_key, str) else None
-        named = (v for name, v in self.sdk_kwargs.items() if name.endswith(("_key", "_token", "_secret")))
-        return secret_texts((key, *self.default_headers.values(), *self.default_query.values(), *named))
+        kept = (v for name, v in self.sdk_kwargs.items() if _is_secret(name))
+        texts = secret_texts((key, *self.default_headers.values(), *self.default_query.values(), *kept))
+        return (*texts, *path_secrets(self.base_url or ""))
+
+    @property
+    def shown_url(self) -> str | None:
+        """`base_url` without what may be a key in it."""
+        return None if self.base_url is None else shown_url(self.base_url)
 
     def __repr__(self) -> str:
-        return f"<ConnectionSettings {self.base_url or self.vendor}>"
+        return f"<ConnectionSettings {self.shown_url or self.vendor}>"
+
+
+def _is_secret(name: str) -> bool:
+    return name.endswith(("_key", "_token", "_secret"))
 
 
 def http_library(http: Any) -> Any:

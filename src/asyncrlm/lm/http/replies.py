@@ -22,6 +22,10 @@ T = TypeVar("T")
 
 NOTHING = Raw(b"null")
 
+MOST_TOKENS = 10**12
+MOST_COST = 1e6
+"""Of one reply: a server that says more miscounts, and it is not known what it used."""
+
 
 class RawMessage(Struct):
     """A message as servers send it, or a piece of one."""
@@ -36,6 +40,7 @@ class RawMessage(Struct):
 class _Choice(Struct):
     message: RawMessage | None = None
     finish_reason: Any = None
+    error: Any = None
 
 
 class _Completion(Struct):
@@ -85,13 +90,16 @@ def parse_completion(body: bytes) -> LMReply:
         completion = _decode_completion(body)
     except msgspec.DecodeError as error:
         completion = decode_leniently(body, _Completion, error)
-    message = completion.choices[0].message if completion.choices else None
+    choice = completion.choices[0] if completion.choices else _Choice()
+    message = choice.message
+    if choice.error:  # what a gateway's provider broke off with, whatever text came before
+        raise broken_off(choice.error, completion_usage(completion.usage))
     if completion.error and (message is None or not message.content):
         raise reported_error(completion.error)
     if message is None:
         raise empty_reply("choices", completion_usage(completion.usage))
     text, reasoning = message_parts(message)
-    finish_reason = completion.choices[0].finish_reason if completion.choices else None
+    finish_reason = choice.finish_reason
     if not text.strip() and isinstance(message.refusal, str) and message.refusal:
         text, reasoning, finish_reason = "", message.refusal, "refusal"
     return LMReply(
@@ -101,6 +109,13 @@ def parse_completion(body: bytes) -> LMReply:
         usage=completion_usage(completion.usage),
         model=completion.model if isinstance(completion.model, str) else None,
     )
+
+
+def broken_off(reported: Any, usage: LMUsage) -> LMError:
+    """The error that comes with a part of a reply, which has its price."""
+    error = reported_error(reported)
+    error.charged, error.usage = True, None if usage == LMUsage() else usage
+    return error
 
 
 def empty_reply(missing: str, usage: LMUsage) -> LMError:
@@ -135,10 +150,14 @@ def decode_leniently(data: bytes, shape: type[T], error: msgspec.DecodeError, wh
 
 
 _FINISH_REASONS = {
-    "length": ("length", "max_tokens", "max_output_tokens", "model_context_window_exceeded", "continuation"),
-    "stop": ("stop", "end_turn", "stop_sequence", "eos", "eos_token", "complete"),
+    "length": (
+        *("length", "max_tokens", "max_output_tokens", "max_length", "model_length", "continuation"),
+        *("model_context_window_exceeded", "context_length_exceeded"),
+    ),
+    "stop": ("stop", "end_turn", "stop_sequence", "eos", "eos_token", "complete", "completed"),
     "refusal": (
         *("refusal", "content_filter", "safety", "recitation", "language", "blocklist", "prohibited_content", "spii"),
+        *("content-filter", "content_filtered", "guardrail_intervened", "sensitive"),
         *("model_armor", "escalation", "pup_limited_disabled", "image_safety", "image_prohibited_content"),
     ),
 }
@@ -184,7 +203,7 @@ def completion_usage(raw: Raw) -> LMUsage:
     """What the usage block of a completion says."""
     try:
         usage = _decode_usage(raw)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, ValueError, RecursionError):
         return LMUsage()
     if usage is None:
         return LMUsage()
@@ -197,13 +216,13 @@ def completion_usage(raw: Raw) -> LMUsage:
     cost = usage.cost
     return LMUsage(
         **counted(counts),
-        cost=cost if cost is not None and math.isfinite(cost) and cost >= 0 else None,
+        cost=cost if cost is not None and 0 <= cost <= MOST_COST else None,
     )
 
 
 def counted(counts: dict[str, int | None]) -> dict[str, int]:
     """The counts that a provider really gave."""
-    return {name: count for name, count in counts.items() if count is not None and count >= 0}
+    return {name: count for name, count in counts.items() if count is not None and 0 <= count <= MOST_TOKENS}
 
 
 # --- failures -----------------------------------------------------------------------------------------------------
@@ -310,7 +329,7 @@ def retry_after(headers: Mapping[str, str], now: datetime | None = None) -> floa
 def _seconds_until(date: str, now: datetime) -> float | None:
     try:
         moment = parsedate_to_datetime(date)
-    except ValueError:
+    except (ValueError, TypeError, OverflowError):
         return None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)

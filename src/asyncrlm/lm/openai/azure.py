@@ -83,7 +83,7 @@ def azure_openai_spec(kwargs: dict[str, Any], sampling: dict[str, Any]) -> Clien
         backend="azure_openai",
         key=(settings.key, deployment, model, fingerprint_of(sampling)),
         asked_with=sampling,
-        where=settings.base_url or "",
+        where=settings.where(sampling, deployment),
         price=price,
         window=window,
         attempts=attempts,

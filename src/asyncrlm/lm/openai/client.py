@@ -12,6 +12,7 @@ from ..http.encoding import encoded
 from ..http.endpoints import checked_key, is_ambient, origin_of
 from ..http.pool import ConnectionSettings, http_client, sdk_of
 from ..http.replies import parse_completion
+from ..http.secrecy import shown_url
 from .stream import CompletionStream
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ async def open_connection(settings: ConnectionSettings) -> AsyncGenerator[Connec
         # The key is never None: the SDK would take OPENAI_API_KEY, whatever the host. The header is ours to add.
         sdk = sdk_of(openai.AsyncOpenAI, openai.OpenAIError, settings, http, api_key="-", **own, **settings.sdk_kwargs)
         if settings.base_url is not None and origin_of(str(sdk.base_url)) != origin_of(settings.base_url):
-            raise ConfigurationError(f"base_url is ambiguous: it could also be read as {sdk.base_url}")
+            raise ConfigurationError(f"base_url is ambiguous: it could also be read as {shown_url(str(sdk.base_url))}")
         with connected(settings, http, endpoint_of(settings, sdk)) as connection:
             yield connection
 

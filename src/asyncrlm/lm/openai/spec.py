@@ -92,7 +92,7 @@ def openai_spec(backend: str, preset: Preset, kwargs: dict[str, Any], sampling: 
         backend=backend,
         key=(settings.key, model, fingerprint_of(sampling)),
         asked_with=sampling,
-        where=settings.base_url or "",
+        where=settings.where(sampling),
         price=price,
         window=window,
         needs_price=not free,

@@ -12,6 +12,7 @@ from ..base import LMDelta, LMReply
 from ..http.replies import (
     NOTHING,
     RawMessage,
+    broken_off,
     completion_usage,
     decode_leniently,
     empty_reply,
@@ -25,6 +26,7 @@ class _Choice(Struct):
     index: Any = 0
     delta: RawMessage | None = None
     finish_reason: Any = None
+    error: Any = None
 
 
 class _Chunk(Struct):
@@ -70,6 +72,8 @@ class CompletionStream:
         choice = next((choice for choice in chunk.choices or [] if choice.index in (0, None)), None)
         if choice is None:
             return None
+        if choice.error:
+            raise broken_off(choice.error, completion_usage(self._usage))
         self._begun = True
         self._finish_reason = finish_reason_of(choice.finish_reason) or self._finish_reason
         return self._delta(choice.delta) if choice.delta is not None else None
