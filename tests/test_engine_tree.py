@@ -77,6 +77,16 @@ async def test_budget_with_an_unknown_price_fails_at_the_start() -> None:
         AsyncRLM("openai", backend_kwargs={"model_name": "nobody-knows", "api_key": "k"}, max_budget=1.0)
 
 
+def test_a_budget_names_the_models_of_a_list_whose_price_is_not_known() -> None:
+    models = ["openai/gpt-5-mini", "openai/nobody-knows", ScriptedLM([]), "openai/nor-this"]
+    kwargs = [{"api_key": "k"}, {"api_key": "k"}, {}, {"api_key": "k"}]
+    with pytest.raises(ConfigurationError) as caught:
+        AsyncRLM(
+            models, backend_kwargs=kwargs, other_backends=[models[1]], other_backend_kwargs=kwargs[1:2], max_budget=1
+        )
+    assert str(caught.value).startswith("max_budget needs a price for 'nobody-knows', 'nor-this': ")
+
+
 async def test_budget_with_a_callable_needs_its_price() -> None:
     with pytest.raises(ConfigurationError, match="price"):
         AsyncRLM(silent, max_budget=1.0)

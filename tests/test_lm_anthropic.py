@@ -56,6 +56,9 @@ async def test_what_one_turn_has_the_provider_keep_the_next_one_begins_with() ->
     for before, after in itertools.pairwise(kept):
         assert before[-1] in after
     assert all(len(marks) <= 4 for marks in kept)
+    for request, marks in zip(server.requests, kept, strict=True):
+        said = [block["text"] for turn in request.body["messages"] for block in turn["content"]]
+        assert marks[-1] == "\n".join(["the rules", *said, ""])  # all of it comes again, not only the rules
 
 
 async def test_a_single_question_is_not_kept_and_marks_can_be_left_out() -> None:

@@ -134,6 +134,24 @@ def test_a_model_on_this_machine_costs_nothing_and_gets_no_key(name: str) -> Non
     assert client_spec(f"{name}/m", {"base_url": "http://gpu.example:1/v1"}).needs_price
 
 
+@pytest.mark.parametrize(
+    ("backend", "base_url", "listed"),
+    [
+        ("vllm", "http://127.0.0.1:1/v1", False),
+        ("vllm", "http://gpu.example:1/v1", False),
+        ("ollama", "http://gpu.example:1/v1", False),
+        ("openai", "http://localhost:1/v1", True),
+        ("openai", "https://proxy.example/v1", True),
+        ("openrouter", "https://openrouter.ai/api/v1", True),
+    ],
+)
+def test_a_server_of_ones_own_has_no_vendors_list_price(backend: str, base_url: str, listed: bool) -> None:
+    kwargs = {"base_url": base_url, "api_key": "k"}
+    spec = client_spec(f"{backend}/deepseek-v4-pro", kwargs)
+    assert (spec.price is not None, spec.needs_price, spec.window) == (listed, True, 1_000_000)
+    assert client_spec(f"{backend}/deepseek-v4-pro", {**kwargs, "price": (1, 2)}).price == Price(input=1, output=2)
+
+
 @pytest.mark.parametrize(("backend", "extra"), [("anthropic/m", "anthropic"), ("gemini/m", "gemini")])
 def test_an_sdk_that_is_not_there_says_how_to_get_it(backend: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, {"anthropic": "anthropic", "gemini": "google.genai"}[extra], None)

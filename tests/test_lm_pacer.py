@@ -311,6 +311,23 @@ def test_a_tenant_and_a_pacer_are_checked() -> None:
         AsyncRLM(lm, pacer={"other": Pacer()})
 
 
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("rpm", "requests_per_minute"),
+        ("tpm", "tokens_per_minute"),
+        ("concurrency", "max_concurrent"),
+        ("max_concurent", "max_concurrent"),
+        ("colour", None),
+    ],
+)
+def test_what_a_pacer_does_not_take_names_what_it_takes(wrong: str, right: str | None) -> None:
+    with pytest.raises(ConfigurationError, match=f"^Pacer takes no '{wrong}'") as caught:
+        Pacer(**{wrong: 5})  # pyright: ignore[reportArgumentType]
+    assert f"did you mean {right!r}?" in str(caught.value) or right is None
+    assert caught.value.argument == wrong
+
+
 def test_on_another_loop_a_pacer_begins_anew_unless_it_is_in_use() -> None:
     pacer = Pacer(max_concurrent=10, requests_per_minute=1)
     for _ in range(2):

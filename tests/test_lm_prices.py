@@ -27,7 +27,7 @@ async def run(
     limits = {name: kwargs.pop(name) for name in ("max_budget", "limits") if name in kwargs}
     async with FakeOpenAIServer([FakeReply(ASK, usage=usage), FakeReply("sub", usage=usage)]) as server:
         own = {"base_url": server.base_url, "model_name": model, "api_key": "k"} | kwargs
-        rlm = AsyncRLM("vllm", backend_kwargs=own, **limits)
+        rlm = AsyncRLM("openai", backend_kwargs=own, **limits)
         async with rlm.astream("CTX") as events:
             costs = [event.cost async for event in events if isinstance(event, SubcallFinished)]
     assert events.result is not None
@@ -75,7 +75,7 @@ async def test_a_budget_needs_every_price_before_anything_is_sent() -> None:
         with pytest.raises(ConfigurationError, match="price for 'nobody-knows'"):
             await rlm.acompletion("CTX", max_budget=1.0)
     AsyncRLM("openai", backend_kwargs=known, max_budget=1.0)
-    with pytest.raises(ConfigurationError, match="price for 'gpt-5'"):
+    with pytest.raises(ConfigurationError, match="price for 'nobody-knows'"):
         AsyncRLM(["openai/gpt-5", "openai/nobody-knows"], backend_kwargs=[{"api_key": "k"}] * 2, max_budget=1.0)
     result, _ = await run(USED, price=(1, 1), max_budget=1.0)
     assert result.stop_reason == "answer"
@@ -91,7 +91,7 @@ async def test_the_window_is_the_callers_then_the_tables_and_unknown_is_no_limit
 
         async with FakeOpenAIServer(answer) as server:
             own = {"base_url": server.base_url, "model_name": model, "api_key": "k"} | kwargs
-            return (await AsyncRLM("vllm", backend_kwargs=own).acompletion("CTX")).response
+            return (await AsyncRLM("openai", backend_kwargs=own).acompletion("CTX")).response
 
     assert await ask("nobody-knows", 600_000) == "fits"
     assert "its window is 128,000 tokens" in await ask("gpt-4o", 600_000)

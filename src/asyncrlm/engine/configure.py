@@ -84,7 +84,8 @@ def refuse_unknown_prices(configuration: Configuration, limits: Limits) -> None:
     """
     if limits.max_budget is None:
         return
-    unknown = [spec.model for spec in configuration.router.specs if spec.needs_price and spec.price is None]
+    models = [model for spec in configuration.router.specs for model in spec.each]
+    unknown = dict.fromkeys(model.model for model in models if model.needs_price and model.price is None)
     if unknown:
         needs = f"max_budget needs a price for {', '.join(map(repr, unknown))}"
         raise ConfigurationError(

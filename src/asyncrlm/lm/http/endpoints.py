@@ -26,8 +26,10 @@ class Preset(Struct, frozen=True, kw_only=True):
     default_model: str | None = None
     body: dict[str, Any] = {}
     """Always sent, unless the caller's sampling_args say otherwise."""
+    own: bool = False
+    """Whether somebody runs it on machines of their own: no vendor's list price holds there."""
     free: bool = False
-    """Whether it runs on the caller's own machine: requests cost nothing."""
+    """Whether it is such a one, and costs nothing on the caller's machine."""
 
 
 DEFAULT_MODEL = "gpt-5.4-mini"
@@ -39,7 +41,7 @@ PRESETS: Mapping[str, Preset] = {
         key_variable="OPENAI_API_KEY",
         default_model=DEFAULT_MODEL,
     ),
-    "vllm": Preset(base_url=None),
+    "vllm": Preset(base_url=None, own=True),
     "openrouter": Preset(
         base_url="https://openrouter.ai/api/v1", key_variable="OPENROUTER_API_KEY", body={"usage": {"include": True}}
     ),
@@ -47,9 +49,9 @@ PRESETS: Mapping[str, Preset] = {
     "prime": Preset(
         base_url="https://api.pinference.ai/api/v1", key_variable="PRIME_API_KEY", body={"usage": {"include": True}}
     ),
-    "ollama": Preset(base_url="http://127.0.0.1:11434/v1", free=True),
-    "lmstudio": Preset(base_url="http://127.0.0.1:1234/v1", free=True),
-    "llamacpp": Preset(base_url="http://127.0.0.1:8080/v1", default_model="default", free=True),
+    "ollama": Preset(base_url="http://127.0.0.1:11434/v1", own=True, free=True),
+    "lmstudio": Preset(base_url="http://127.0.0.1:1234/v1", own=True, free=True),
+    "llamacpp": Preset(base_url="http://127.0.0.1:8080/v1", default_model="default", own=True, free=True),
 }
 
 Origin = tuple[str, str, int]

@@ -74,8 +74,8 @@ def openai_spec(backend: str, preset: Preset, kwargs: dict[str, Any], sampling: 
     openai = origin is None or is_openai(origin)
     at_home = preset.base_url is not None and origin == origin_of(preset.base_url)
     free = preset.free and origin is not None and is_loopback(origin)
-    if free and given_price is None:
-        price = Price(0.0)
+    if given_price is None and preset.own:
+        price = Price(0.0) if free else None
 
     async def opener(shared: Shared) -> LMClient:
         connection: Connection = await shared(settings.key, lambda: open_connection(settings))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ...ledger import Price
     from ..base import LMClient, LMReply, LMUsage
     from .pace import Permit
-    from .sending import Turns
+    from .turns import Turns
 
 OWN_FAULT: frozenset[LMErrorKind] = frozenset({"bad_request"})
 """Failures that are the request's fault: another model would refuse it too."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Hashable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Never
 
 import anyio
 import anyio.lowlevel
@@ -36,6 +37,14 @@ BURST = 16
 pile up behind it, and each garbage collection walks them all."""
 
 
+_OTHER_NAMES = {
+    **dict.fromkeys(("rpm", "max_rpm", "requests"), "requests_per_minute"),
+    **dict.fromkeys(("tpm", "max_tpm", "tokens"), "tokens_per_minute"),
+    **dict.fromkeys(("concurrency", "max_concurrency", "max_concurrent_requests", "limit"), "max_concurrent"),
+}
+"""What others call it → the argument that it is here."""
+
+
 class Pacer:
     """Paces the requests of one account: how many at once, how many a minute, how many tokens a minute.
 
@@ -53,7 +62,7 @@ class Pacer:
         name: For messages and `repr`.
 
     Raises:
-        ConfigurationError: if a limit is not a positive number.
+        ConfigurationError: if a limit is not a positive number, or for an argument that there is not.
     """
 
     def __init__(
@@ -63,7 +72,13 @@ class Pacer:
         requests_per_minute: int | None = None,
         tokens_per_minute: int | None = None,
         name: str = "",
+        **unknown: Never,
     ) -> None:
+        for wrong in unknown:
+            known = ("max_concurrent", "requests_per_minute", "tokens_per_minute", "name")
+            right = _OTHER_NAMES.get(wrong) or next(iter(difflib.get_close_matches(wrong, known, 1)), None)
+            meant = f" (did you mean {right!r}?)" if right else ""
+            raise ConfigurationError(f"Pacer takes no {wrong!r}{meant}; known: {', '.join(known)}", argument=wrong)
         given = {
             "max_concurrent": max_concurrent,
             "requests_per_minute": requests_per_minute,
@@ -357,4 +372,9 @@ def reply_text(reply: LMReply) -> str:
 
 
 def _unpickled(given: dict[str, int | None], name: str) -> Pacer:
-    return Pacer(**given, name=name)
+    return Pacer(
+        max_concurrent=given["max_concurrent"],
+        requests_per_minute=given["requests_per_minute"],
+        tokens_per_minute=given["tokens_per_minute"],
+        name=name,
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 import anyio.lowlevel
@@ -22,22 +22,7 @@ if TYPE_CHECKING:
     from ..base import LMReply, LMRequest
     from .fair import Flow
     from .gate import Gate
-    from .pace import Pace, Permit
-
-
-class Turns(Protocol):
-    """Who gives an account's permits; `Pacer` does."""
-
-    pace: Pace
-
-    def enter_nowait(self, tokens: int) -> Permit | None: ...
-    def soon(self, tokens: int) -> bool: ...
-    async def enter(
-        self, flow: Flow, tokens: int, *, first: bool, deadline: float, elsewhere: bool = False
-    ) -> Permit | None: ...
-    def leave(self, permit: Permit) -> None: ...
-    def answered(self, permit: Permit, reply: LMReply) -> None: ...
-    def refused(self, permit: Permit, error: LMError) -> bool: ...
+    from .pace import Permit
 
 
 class Way(NamedTuple):
