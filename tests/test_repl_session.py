@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from repl_fakes import FunctionServices, Worker, fake_session
+from repl_fakes import FakeSandbox, FunctionServices, Worker, fake_session
 
 from asyncrlm.errors import ConfigurationError, SandboxLost
 from asyncrlm.repl import session as session_module
@@ -29,6 +29,34 @@ async def echo(worker: Worker) -> None:
     while True:
         cell, code = await worker.cell()
         await worker.done(cell, variables={"code": code})
+
+
+async def test_a_worker_that_ends_as_it_gets_a_context_is_replaced_until_a_cell_has_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(FakeSandbox, "another_is_free", True)
+    workers: list[Worker] = []
+
+    async def script(worker: Worker) -> None:
+        workers.append(worker)
+        await worker.hello()
+        if len(workers) == 1:
+            assert (await worker.take())["t"] == "load"
+            return
+        cell, _ = await worker.cell()
+        await worker.done(cell)
+        assert (await worker.take())["t"] == "load"
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            session, opened = fake_session(group, script)
+            async with session:
+                await session.load("context", "text")
+                assert (await session.execute("pass")).error is None
+                with pytest.raises(SandboxLost):
+                    await session.load("more", "text")
+    assert len(opened) == 2
+    assert [load["name"] for load in workers[1].loads] == ["context"]
 
 
 # ---- time limits -----------------------------------------------------------------------------------------------------

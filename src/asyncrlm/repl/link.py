@@ -200,6 +200,11 @@ class Link:
         self.check()
         self.sandbox.check_report(self.report)
 
+    @property
+    def replaceable(self) -> bool:
+        """Whether it ended without having cost anything: before its first cell, another one may take its place."""
+        return self.sandbox.another_is_free and self.ended.is_set()
+
     def check(self) -> None:
         """Raise what ended the worker, if it has ended."""
         if isinstance(self.failure, RLMError):

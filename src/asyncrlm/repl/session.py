@@ -209,8 +209,7 @@ class Session:
             also: Another name for it, that another value may have had.
             lazy: Whether files stay files, whatever their size.
             web: How a document of the web is fetched.
-            value: What may be the prompt of a completion. It is not changed, and should not be changed by others while
-                the session lives.
+            value: What may be the prompt of a completion; nobody should change it while the session lives.
 
         Raises:
             ConfigurationError: if the value can't be loaded; the message names the offending item.
@@ -221,7 +220,13 @@ class Session:
             if self._group is not None:
                 link = await self._worker()
                 plan = self._shelf.prepare(plan, self._group)
-                await link.load(plan)
+                try:
+                    await link.load(plan)
+                except SandboxLost:
+                    if self._cells or not link.replaceable:
+                        raise
+                    link.told = True
+                    await (await self._worker()).load(plan)
             self._shelf.keep(plan)
 
     # ---- cells -------------------------------------------------------------------------------------------------------
@@ -374,8 +379,8 @@ class Session:
         except BaseException as error:
             link.kill("it could not be made ready")
             link.told = True
-            if again and isinstance(error, SandboxLost) and link.sandbox.another_is_free and link.ended.is_set():
-                return await self._start(again=False)  # no cell has run
+            if again and isinstance(error, SandboxLost) and link.replaceable:
+                return await self._start(again=False)
             raise
         return link
 
