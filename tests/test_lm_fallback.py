@@ -16,7 +16,7 @@ from msgspec import structs
 
 from asyncrlm import AsyncRLM, Pacer
 from asyncrlm.errors import LMError
-from asyncrlm.events import UsageSettled
+from asyncrlm.events import ModelReplied, UsageSettled
 from asyncrlm.ledger import Ledger, Need, Price
 from asyncrlm.lm.base import LMReply, LMRequest, LMUsage, Message
 from asyncrlm.lm.clients import ClientSpec, client_spec
@@ -126,6 +126,47 @@ async def test_runs_of_one_engine_know_of_each_others_refusals() -> None:
             for _ in range(3):
                 assert (await rlm.acompletion("CTX")).response == "1"
     assert (len(busy.requests), len(free.requests)) == (1, 3)
+
+
+def test_one_that_is_down_is_left_alone_ever_longer_until_it_answers() -> None:
+    async def main() -> None:
+        down = LMError("down", kind="server", retryable=True)
+        first = ScriptedLM([*[down] * 5, *["up"] * 40], model="first")
+        async with asking(first, ScriptedLM(lambda _: "fine", model="second")) as ask:
+            asked: list[int] = []
+            for _ in range(80):
+                assert (await ask()).text == ("fine" if len(first.calls) < 6 else "up")
+                asked.append(len(first.calls))
+                await anyio.sleep(0.25)
+        assert asked[:3] == [1, 2, 2]  # the first failure may be chance
+        assert [asked.index(count) // 4 for count in range(3, 7)] == [1, 3, 7, 15]  # seconds
+        assert asked[-1] > 10
+
+    on_a_jumping_clock(main)
+
+
+def test_what_fails_together_is_one_failure_and_a_single_one_is_asked_again() -> None:
+    async def main() -> None:
+        down = LMError("down", kind="connection", retryable=True)
+        first = ScriptedLM([*[down] * 20, "up", "up"], model="first", latency=0.1)
+        async with asking(first, ScriptedLM(lambda _: "fine", model="second")) as ask:
+            await all_at_once(20, lambda _: ask())
+            assert len(first.calls) == 20
+            assert [(await ask()).model for _ in range(2)] == ["first", "first"]
+
+    on_a_jumping_clock(main)
+
+
+async def test_models_of_one_name_are_told_apart() -> None:
+    poor = FakeReply.fault(402, "no credits")
+    async with FakeOpenAIServer(lambda request: poor) as first, FakeOpenAIServer(lambda request: submit("1")) as second:
+        kwargs = [{"base_url": server.base_url, "model_name": "m", "api_key": KEY} for server in (first, second)]
+        address = second.base_url.removeprefix("http://").partition("/")[0]
+        async with AsyncRLM(["vllm", "vllm"], backend_kwargs=kwargs).astream("CTX") as events:
+            names = [event.answered_by async for event in events if isinstance(event, ModelReplied)]
+    assert len(names) == 1
+    assert str(names[0]).startswith(f"m (2 of 2, openai:{address}:")
+    assert KEY not in str(names[0])
 
 
 # --- whose limits hold for whom ---------------------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
+import time
 import types
 from collections.abc import Iterator
 from contextlib import aclosing
@@ -26,6 +28,8 @@ class Llama:
     """Has the signature and the shapes of `llama_cpp.Llama`."""
 
     made: ClassVar[list[Llama]] = []
+    stop: ClassVar[Any] = None
+    """What llama.cpp asks whether to go on, and what it hands to it."""
 
     def __init__(self, model_path: str, n_ctx: int = 512, verbose: bool = True) -> None:
         if "broken" in model_path:
@@ -36,6 +40,8 @@ class Llama:
         self.closed = False
         self.busy = 0
         self.n_tokens = 0
+        self._ctx = types.SimpleNamespace(ctx="context")
+        self.reading = threading.Event()
         Llama.made.append(self)
 
     def create_chat_completion(
@@ -46,9 +52,20 @@ class Llama:
         self.asked.append({"messages": messages, "temperature": temperature, "stop": stop, "max_tokens": max_tokens})
         if messages[-1]["content"] == "too long":
             raise ValueError("Requested tokens (9000) exceed context window of 8192")
+        if messages[-1]["content"] == "a long prompt":
+            return self._reads()
         if messages[-1]["content"] == "fail":
             raise RuntimeError("llama_decode returned -3")
         return self._chunks()
+
+    def _reads(self) -> Iterator[dict[str, Any]]:
+        stop, data = Llama.stop
+        self.reading.set()
+        until = time.monotonic() + 10
+        while not stop(data):
+            assert time.monotonic() < until, "nobody stops it"
+        raise RuntimeError("llama_decode returned 2")
+        yield {}
 
     def _chunks(self) -> Iterator[dict[str, Any]]:
         assert self.busy == 0, "two requests at once"
@@ -71,6 +88,13 @@ class Llama:
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     module = types.ModuleType("llama_cpp")
     module.Llama = Llama  # type: ignore[attr-defined]
+    module.ggml_abort_callback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)  # type: ignore[attr-defined]
+
+    def set_abort_callback(context: str, callback: Any, data: Any) -> None:
+        assert context == "context"
+        Llama.stop = (callback, data)
+
+    module.llama_set_abort_callback = set_abort_callback  # type: ignore[attr-defined]
     module.__spec__ = types.SimpleNamespace()  # type: ignore[assignment]
     monkeypatch.setitem(sys.modules, "llama_cpp", module)
     Llama.made.clear()
@@ -139,3 +163,20 @@ async def test_what_is_missing_says_how_to_get_it(path: str, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     with pytest.raises(ConfigurationError, match=r'pip install "asyncrlm\[local\]"'):
         client_spec("llamacpp_local", {"model_path": path})
+
+
+@pytest.mark.parametrize("how", ["cancelled", "timeout"])
+async def test_who_waits_no_longer_stops_the_reading_of_a_prompt(path: str, how: str) -> None:
+    async with client_spec("llamacpp_local", {"model_path": path}).open() as client:
+        (llama,) = Llama.made
+        with anyio.fail_after(10):
+            if how == "timeout":
+                with pytest.raises(LMError, match=r"has not finished within 0\.05 s") as caught:
+                    await client.acomplete(ask("a long prompt", sampling_args={"timeout": 0.05}))
+                assert caught.value.kind == "timeout"
+            else:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(client.acomplete, ask("a long prompt"))
+                    await anyio.to_thread.run_sync(llama.reading.wait, 10)
+                    tasks.cancel_scope.cancel()
+            assert (await client.acomplete(ask())).text == "one two three"

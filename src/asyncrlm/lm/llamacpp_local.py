@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import inspect
+import sys
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import msgspec
 
@@ -21,7 +24,9 @@ from .openai.stream import CompletionStream
 from .spec import OUR_KWARGS, ClientSpec, Shared, optional_sdk, price_and_window, refuse_unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+T = TypeVar("T")
 
 LLAMA_KWARGS = (
     "model_path",
@@ -86,9 +91,57 @@ def _file_name(path: Path) -> str:
 class _Loaded:
     """A model in memory. It does one thing at a time."""
 
-    def __init__(self, llama: Any) -> None:
+    def __init__(self, llama_cpp: Any, llama: Any) -> None:
         self.llama = llama
         self.turn = anyio.Semaphore(1)
+        self._stop = ctypes.create_string_buffer(2)
+        self._callback: Any = None
+        setting = getattr(llama_cpp, "llama_set_abort_callback", None)
+        context = getattr(getattr(llama, "_ctx", None), "ctx", None)
+        if setting is not None and context is not None:
+            # llama.cpp asks at each node of its graph, so nothing of Python may answer: it would wait for the event
+            # loop each time. The length of a C string answers: 0, go on, or 1.
+            length = ctypes.cast(_c_library().strlen, ctypes.c_void_p).value
+            self._callback = llama_cpp.ggml_abort_callback(length)
+            setting(context, self._callback, ctypes.cast(self._stop, ctypes.c_void_p))
+
+    async def run(self, work: Callable[[], T], due: float | None = None) -> T:
+        """What `work` gives, in a thread. A cancelled one is stopped in the middle, and so is one that is over due.
+
+        Raises:
+            LMError: as llama.cpp fails; of kind "timeout" if it was over due.
+        """
+        outcome: T | LMError | None = None
+        ended = stopped = False
+
+        async def watch() -> None:
+            nonlocal stopped
+            try:
+                await (anyio.sleep_forever() if due is None else anyio.sleep_until(due))
+            finally:
+                if not ended:
+                    stopped, self._stop[0] = True, b"\x01"
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watch)
+            try:
+                outcome = await _in_thread(work)
+            except LMError as error:
+                outcome = error
+            finally:
+                ended, self._stop[0] = True, b"\x00"
+            tasks.cancel_scope.cancel()
+        if stopped:
+            await anyio.lowlevel.checkpoint()  # if it was cancelled, that comes first
+        if isinstance(outcome, LMError):
+            if stopped:
+                raise LMError("it was over due", kind="timeout") from outcome
+            raise outcome
+        return cast("T", outcome)
+
+
+def _c_library() -> Any:
+    return ctypes.CDLL("msvcrt" if sys.platform == "win32" else None)
 
 
 @asynccontextmanager
@@ -99,14 +152,14 @@ async def _loaded(settings: Mapping[str, Any]) -> AsyncGenerator[_Loaded]:
     except (ValueError, TypeError, OSError, RuntimeError) as error:
         raise ConfigurationError(f"llama.cpp can't load {settings['model_path']}: {error}") from error
     try:
-        yield _Loaded(llama)
+        yield _Loaded(llama_cpp, llama)
     finally:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(llama.close, limiter=anyio.CapacityLimiter(1))
 
 
 class LlamaClient(LMClient):
-    """One model in memory. Requests wait for each other; a cancelled one ends at its next token."""
+    """One model in memory. Requests wait for each other; a cancelled one ends at once."""
 
     def __init__(self, loaded: _Loaded, model: str, *, sampling_args: Mapping[str, Any] | None = None) -> None:
         self.model = model
@@ -149,19 +202,29 @@ class LlamaClient(LMClient):
         llama, assembler, pieces = self._loaded.llama, CompletionStream(), 0
         async with self._loaded.turn:
             began = anyio.current_time()
-            # A step is a token, but the first one, which reads the whole prompt.
-            chunks = await _in_thread(lambda: llama.create_chat_completion(messages=messages, stream=True, **arguments))
+            due = None if timeout is None else began + timeout
+            run = self._loaded.run
+            chunks: Any = None
             try:
-                while (chunk := await _in_thread(lambda: next(cast("Iterator[Any]", chunks), None))) is not None:
+                chunks = await run(
+                    lambda: llama.create_chat_completion(messages=messages, stream=True, **arguments), due
+                )
+                # A step is a token, but the first one, which reads the whole prompt.
+                while (chunk := await run(lambda: next(cast("Iterator[Any]", chunks), None), due)) is not None:
                     delta = assembler.feed(msgspec.json.encode(chunk))
                     if delta is not None:
                         pieces += 1
                         yield delta
-                    if timeout is not None and anyio.current_time() - began > timeout:
-                        raise LMError(f"{self.model} has not finished within {timeout:g} s", kind="timeout")
+                    if due is not None and anyio.current_time() > due:
+                        raise LMError("it is over due", kind="timeout")
+            except LMError as error:
+                if error.kind == "timeout":
+                    error.args = (f"{self.model} has not finished within {timeout:g} s",)
+                raise
             finally:
-                with anyio.CancelScope(shield=True):
-                    await _in_thread(chunks.close)
+                if chunks is not None:
+                    with anyio.CancelScope(shield=True):
+                        await _in_thread(chunks.close)
             held = getattr(llama, "n_tokens", None)
         reply = assembler.reply()
         if reply.usage.output_tokens is None and isinstance(held, int):

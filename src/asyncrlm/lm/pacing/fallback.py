@@ -23,6 +23,15 @@ OWN_FAULT: frozenset[LMErrorKind] = frozenset({"bad_request"})
 """Failures that are the request's fault: another model would refuse it too."""
 
 
+OF_ONE_REPLY: frozenset[LMErrorKind] = frozenset({"too_long", "bad_reply", "empty", "refusal"})
+"""Failures that say nothing of whether the model is there."""
+
+FIRST_REST = 1.0
+"""Seconds that a model is left alone after its second failure in a row; doubled with each that follows."""
+
+LONGEST_REST = 60.0
+"""Seconds of the longest of these rests."""
+
 UNSAID_RESTS: Mapping[LMErrorKind, float] = {"rate_limit": 1.0, "quota": 60.0}
 """Why a model may refuse for a while → seconds that it is left alone if it does not say for how long."""
 
@@ -30,21 +39,26 @@ UNSAID_RESTS: Mapping[LMErrorKind, float] = {"rate_limit": 1.0, "quota": 60.0}
 class Member:
     """One model of those that may answer, and whose turns its requests take.
 
-    After it refused for its rate limit or its quota it rests: the others stand in for as long as it said.
+    After it refused for its rate limit or its quota it rests: the others stand in for as long as it said. So it does
+    when it fails again and again, whatever the reason: one that is down is not asked by every request.
     One for all runs of a scope, which learn from one another's refusals.
 
     Args:
         client: Sends its requests.
         turns: The pacer of its account.
         shares: Whether that pacer is another member's, too: the caller's, for all of them.
+        place: Which one it is, where its name is another member's, too.
     """
 
-    __slots__ = ("_rests_until", "client", "shares", "turns")
+    __slots__ = ("_rests_until", "client", "failed", "place", "shares", "turns")
 
-    def __init__(self, client: LMClient, turns: Turns, *, shares: bool = False) -> None:
+    def __init__(self, client: LMClient, turns: Turns, *, shares: bool = False, place: str = "") -> None:
         self.client = client
+        self.place = place
         self.turns = turns
         self.shares = shares
+        self.failed = 0
+        """Failures in a row; those of requests that were in flight together count as one."""
         self._rests_until = -math.inf
 
     def rest(self) -> float:
@@ -52,10 +66,16 @@ class Member:
         rest = self._rests_until - anyio.current_time()
         return rest if self.shares else max(rest, self.turns.pace.spent())
 
-    def refused(self, permit: Permit, error: LMError, members: Sequence[Member]) -> bool:
+    def answers_as(self, reply: LMReply) -> str:
+        """The name under which this reply is told."""
+        name = reply.model or self.client.model
+        return f"{name} ({self.place})" if self.place else name
+
+    def refused(self, permit: Permit, error: LMError, members: Sequence[Member], asked: int) -> bool:
         """It failed. A rate limit concerns its own account alone; a pacer of several hears of it when all refuse.
 
-        Returns whether that is the account's matter rather than the request's.
+        `asked` is what `failed` was when the request was sent. Returns whether that is the account's matter
+        rather than the request's.
         """
         if error.kind in UNSAID_RESTS:
             wait = UNSAID_RESTS[error.kind] if error.retry_after is None else error.retry_after
@@ -65,10 +85,16 @@ class Member:
                 if rest <= 0:
                     return False
                 error = resting(rest)
+        elif asked == self.failed and error.kind not in OF_ONE_REPLY | OWN_FAULT:
+            self.failed += 1
+            if self.failed > 1:
+                wait = min(LONGEST_REST, FIRST_REST * 2.0 ** min(self.failed - 2, 10))
+                self._rests_until = max(self._rests_until, anyio.current_time() + wait)
         return self.turns.refused(permit, error)
 
     def answered(self, permit: Permit, reply: LMReply) -> None:
         """It replied."""
+        self.failed = 0
         if self.shares:  # what is left of one account says nothing of the others
             reply = msgspec.structs.replace(reply, rate=None)
         self.turns.answered(permit, reply)

@@ -91,9 +91,12 @@ class Sender:
         clients = [await each.connect(self._shared) for each in spec.each]
         pacers = await self._shared("pacers", lambda: nullcontext(Pacers(self._pacer)))
         turns = [pacers.of(client) for client in clients]
-        members = [
-            Member(client, turn, shares=turns.count(turn) > 1) for client, turn in zip(clients, turns, strict=True)
-        ]
-        if len(members) == 1:
-            return members
+        if len(clients) == 1:
+            return [Member(clients[0], turns[0])]
+        names = [client.model for client in clients]
+        members: list[Member] = []
+        for number, (client, turn) in enumerate(zip(clients, turns, strict=True), 1):
+            alike = names.count(client.model) > 1
+            place = f"{number} of {len(clients)}, {client.account}" if alike else ""
+            members.append(Member(client, turn, shares=turns.count(turn) > 1, place=place))
         return await self._shared(("members", spec.key), lambda: nullcontext(members))

@@ -182,7 +182,7 @@ class Sending:
                 left.remove(way)
                 self.close()  # the next one's price is another
             else:
-                return priced(msgspec.structs.replace(reply, model=reply.model or member.client.model), way.need.price)
+                return priced(msgspec.structs.replace(reply, model=member.answers_as(reply)), way.need.price)
         raise all_failed(failures)
 
     async def _send(self, way: Way, left: Sequence[Member]) -> LMReply:
@@ -281,6 +281,7 @@ class Sending:
     async def _ask(self, member: Member, permit: Permit, reservation: Reservation) -> LMReply:
         self._reservation = None
         self._asked = True
+        asked = member.failed
         try:
             reply = await member.client.acomplete(self._request)
         except LMError as error:
@@ -290,7 +291,7 @@ class Sending:
                 self._bill.append(reservation.settle_estimated())
             else:
                 self._bill.append(reservation.settle(error.usage))
-            error.excused = member.refused(permit, error, self._members)
+            error.excused = member.refused(permit, error, self._members, asked)
             raise
         except BaseException:
             self._bill.append(reservation.settle_estimated())
