@@ -9,6 +9,7 @@ from weakref import WeakValueDictionary
 from anyio.lowlevel import RunVar
 
 from .pacer import BURST, Pacer
+from .retrying import load
 
 if TYPE_CHECKING:
     from ..base import LMClient
@@ -22,6 +23,7 @@ class Pacers:
     this event loop share."""
 
     def __init__(self, given: Pacer | Mapping[str, Pacer] | None = None) -> None:
+        load()
         self._given = given
         self._pacers: dict[Hashable, Pacer] = {}
 
