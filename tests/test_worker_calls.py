@@ -35,6 +35,7 @@ def host(shared: Host) -> Host:
 
 # ---- spellings -------------------------------------------------------------------------------------------------------
 
+MAIN = "async def main():\n    return llm_query('a'), await llm_query('b')\n"
 SPELLINGS = [
     ("llm_query('a')", "'A:a'"),
     ("await llm_query('a')", "'A:a'"),
@@ -60,9 +61,9 @@ SPELLINGS = [
         "async def main():\n    return await asyncio.gather(*(llm_query(c) for c in 'ab'))\nasyncio.run(main())",
         "['A:a', 'A:b']",
     ),
-    ("async def main():\n    return llm_query('a'), await llm_query('b')\nasyncio.run(main())", "('A:a', 'A:b')"),
-    ("a = await allm_query('1')\na, asyncio.run(main())", "('A:1', ('A:a', 'A:b'))"),
-    ("asyncio.get_event_loop().run_until_complete(main())", "('A:a', 'A:b')"),
+    (f"{MAIN}asyncio.run(main())", "('A:a', 'A:b')"),
+    (f"{MAIN}a = await allm_query('1')\na, asyncio.run(main())", "('A:1', ('A:a', 'A:b'))"),
+    (f"{MAIN}asyncio.get_event_loop().run_until_complete(main())", "('A:a', 'A:b')"),
     ("await asyncio.to_thread(llm_query, 'a')", "'A:a'"),
     ("with T(4) as t: print(list(t.map(llm_query, 'abc')))", "['A:a', 'A:b', 'A:c']"),
     ("t = asyncio.create_task(allm_query('t'))\nawait asyncio.sleep(0)\nllm_query('s'), await t", "('A:s', 'A:t')"),
@@ -75,7 +76,7 @@ SPELLINGS = [
         "import pickle, copy, json\nx = llm_query_batched(['a'])\ntype(pickle.loads(pickle.dumps(x))), copy.deepcopy(x), json.dumps(x)",
         "(<class 'list'>, ['A:a'], '[\"A:a\"]')",
     ),
-    ("pickle.loads(pickle.dumps(llm_query('a'))).__class__", "<class 'str'>"),
+    ("import pickle\npickle.loads(pickle.dumps(llm_query('a'))).__class__", "<class 'str'>"),
     ("{llm_query('a'): 1}['A:a']", "1"),
     ("def llm_query(p): return 'mine'\nllm_query('x')", "'mine'"),
 ]

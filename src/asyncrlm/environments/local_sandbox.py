@@ -65,6 +65,7 @@ class LocalSandbox(Sender, Sandbox):
         self._served = self._given_files = False
         self._ahead = b""  # read before anybody asked, by `is_fresh`
         self._ended = False  # the channel has ended: the worker is gone
+        self.ended_alone = False  # and nobody here had asked for it
         self._killing = False
         self._closing = False
         self._closed: anyio.Event | None = None  # set once `aclose`, by whoever called it first, is through
@@ -114,8 +115,8 @@ class LocalSandbox(Sender, Sandbox):
             data = self._channel.recv(CHUNK) if self._pidfd >= 0 else self._read_with_descriptor()
         except ConnectionResetError:
             data = b""
-        if not data:
-            self._ended = True
+        if not data and not self._ended:
+            self._ended, self.ended_alone = True, not self._killing
         return data
 
     def _read_with_descriptor(self) -> bytes:

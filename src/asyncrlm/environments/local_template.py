@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import resource
 import secrets
@@ -43,12 +44,13 @@ GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
 class Place:
     """Where a worker is, and what others are started like when it ends, if any."""
 
-    __slots__ = ("process", "successors", "token")
+    __slots__ = ("doubted", "process", "successors", "token")
 
     def __init__(self, process: Process, token: str) -> None:
         self.process = process
         self.token = token
         self.successors: Order | None = None
+        self.doubted = False
 
 
 class LocalTemplate:
@@ -177,7 +179,7 @@ class LocalTemplate:
         spares = self._spares.get(key)
         while spares:
             sandbox = spares.popleft()
-            if sandbox.is_fresh():
+            if sandbox.is_fresh() and not self._sandboxes[sandbox].doubted:
                 return sandbox
             await sandbox.aclose()
         return None
@@ -250,6 +252,10 @@ class LocalTemplate:
         place = self._sandboxes.pop(sandbox)
         if sandbox.over:
             place.process.tokens.append(place.token)
+        if sandbox.ended_alone:
+            # Whatever ended it, such as the template's death, may just be ending those that were started ahead with it.
+            for spare in self._sandboxes.keys() & itertools.chain.from_iterable(self._spares.values()):
+                self._sandboxes[spare].doubted = True
         self._released.set()
         self._released = anyio.Event()
         if place.successors is not None:

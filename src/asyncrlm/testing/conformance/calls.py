@@ -141,6 +141,32 @@ class Calls(Conformance):
             expect("SubcallError" in (result.error or ""), f'with "raise" a failed call must raise, got {result.error}')
 
     @check()
+    async def test_replies_that_fit_a_schema(self, environment: Environment) -> None:
+        schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+        asked: list[str] = []
+
+        async def model(messages: list[dict[str, Any]]) -> str:
+            text = str(messages)
+            asked.append(messages[-1]["content"])
+            return "five" if "never" in text or ("once" in text and "five" not in text) else '{"n": 5}'
+
+        code = (
+            f"import json\nschema = {schema}\n"
+            "r, s = llm_query_batched(['once', 'never'], schema=schema)\n"
+            "print(json.loads(r), isinstance(s, FailedReply), s.kind, json.loads(llm_query('now', schema=schema)))"
+        )
+        async with working(Repl(environment, lm=model)) as repl:
+            same(await printed(repl, code), "{'n': 5} True schema {'n': 5}\n", "replies that must fit a schema")
+        same(len(asked), 5, "requests: each misfit is told once")
+
+        async def root(messages: list[dict[str, Any]]) -> str:
+            wanted = f"rlm_query('part', schema={schema})"
+            return submit(wanted if "ROOT" in str(messages) else "{'n': 7}")
+
+        completion = await AsyncRLM(root, environment=environment, max_depth=2).acompletion("CTX", "ROOT")
+        same(completion.response, '{"n": 7}', "the answer of a child that must fit a schema")
+
+    @check()
     async def test_recursion_to_depth_3(self, environment: Environment) -> None:
         async def model(messages: list[dict[str, Any]]) -> str:
             return cell(NEST) if messages[0]["role"] == "system" else f"leaf {messages[-1]['content']}"

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import io
 import tempfile
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any, cast
 
-from ... import Environment, Repl
+import anyio
+import anyio.abc
+import httpx2
+
+from ... import ConfigurationError, Environment, Repl, Web
 from .base import Conformance, check, expect, printed, same, working
 
 ODD = "é 中 \U0001f600 e\u0301 \u202e, NUL \0, \r\n and \r and \u2028, \x01\x01\x01, \ufeff, \ud800 \udfff\n"
@@ -79,6 +85,37 @@ def _file(data: bytes) -> Generator[Path]:
         yield path
 
 
+@dataclasses.dataclass
+class _Card:
+    name: str
+    place: tuple[int, int]
+
+
+async def _pieces(*pieces: Any) -> AsyncGenerator[Any]:
+    for piece in pieces:
+        yield piece
+
+
+@asynccontextmanager
+async def _page(body: bytes, content_type: str) -> AsyncGenerator[httpx2.URL]:
+    """A document of a web server on loopback."""
+
+    async def serve(stream: anyio.abc.SocketStream) -> None:
+        async with stream:
+            head = b""
+            while b"\r\n\r\n" not in head:
+                head += await stream.receive()
+            lines = ["HTTP/1.1 200 OK", f"content-type: {content_type}", f"content-length: {len(body)}"]
+            await stream.send("\r\n".join([*lines, "connection: close", "", ""]).encode() + body)
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, serve)
+        port = listener.extra(anyio.abc.SocketAttribute.local_port)  # noqa: S610 - not Django's
+        yield httpx2.URL(f"http://127.0.0.1:{port}/page")
+        tasks.cancel_scope.cancel()
+
+
 class Contexts(Conformance):
     """Contexts."""
 
@@ -120,6 +157,38 @@ class Contexts(Conformance):
                 await repl.load("context_1", path)
                 await self._arrives(repl, "context_1", "another")
                 await self._arrives(repl, "context", text * 20_000)
+
+    @check()
+    async def test_records_streams_and_folders(self, environment: Environment) -> None:
+        with _file("é\r\n".encode()) as path:
+            (path.parent / "odd.bin").write_bytes(b"\xff")
+            given: dict[str, tuple[Any, str]] = {
+                "(c.name, c.place)": (_Card("é", (1, 2)), "('é', (1, 2))"),
+                "c": (io.BytesIO(b"\xff\0"), "b'\\xff\\x00'"),
+                "c + '.'": (_pieces("é", "\r\n"), "'é\\r\\n.'"),
+                "c + b'.'": (_pieces(b"\xff", b"\n"), "b'\\xff\\n.'"),
+                "[(d.name, d) for d in c]": (path.parent, "[('context.txt', 'é\\r\\n'), ('odd.bin', b'\\xff')]"),
+                "(c.names, c[0])": (path.parent / "*.txt", "(['context.txt'], 'é\\r\\n')"),
+                "c['context.txt'] * len(c)": ([path, path.parent / "odd.bin"], "'é\\r\\né\\r\\n'"),
+            }
+            async with working(Repl(environment)) as repl:
+                for expression, (value, wanted) in given.items():
+                    await repl.load("c", value)
+                    same(await printed(repl, f"print(repr({expression}))"), f"{wanted}\n", repr(value))
+
+    @check()
+    async def test_a_document_of_the_web(self, environment: Environment) -> None:
+        async with (
+            _page("é 中".encode("utf-16"), "text/html; charset=utf-16") as url,
+            working(Repl(environment, context=url, web=Web(allow_private=True))) as repl,
+        ):
+            same(await printed(repl, "print(repr(context))"), "'é 中'\n", "a document in its charset")
+            try:
+                await repl.load("context_1", url, web=Web())
+            except ConfigurationError as error:
+                expect("no address of the public internet" in str(error), f"a refusal that says why: {error}")
+            else:
+                raise AssertionError("an address of this machine was asked, and nobody had allowed it")
 
     @check()
     async def test_files_that_stay_files(self, environment: Environment) -> None:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+import anyio
+
 from ... import ApprovalRequest, AsyncRLM, Environment, LMError, LMRequest
+from ...events import ToolCalled
 from ..scripted import ScriptedLM
 from .base import Conformance, cell, check, expect, same, submit
+
+
+@dataclasses.dataclass
+class _Found:
+    size: int
+    parts: list[int]
 
 
 class Runs(Conformance):
@@ -31,29 +41,56 @@ class Runs(Conformance):
             same((await chat.acompletion("two")).response, wanted, "what the third completion finds")
 
     @check()
-    async def test_a_history_is_compacted(self, environment: Environment) -> None:
+    async def test_a_persistent_engine_outlives_a_cancelled_completion(self, environment: Environment) -> None:
+        async def begun() -> None:
+            reached.set()
+
+        reached = anyio.Event()
+        endless = "kept.append(2)\nbegun()\nimport time\nwhile True: time.sleep(0.01)"
+        look = "[kept, context, context_0, 'one' in str(history_0)]"
+        model = ScriptedLM([cell("kept = [1]\nhistory_0 = 0") + "\n" + submit("0"), cell(endless), submit(look)])
+        rlm = AsyncRLM(model, environment=environment, persistent=True, custom_tools={"begun": begun})
+        async with rlm:
+            await rlm.acompletion("first", "one")
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(rlm.acompletion, "second")
+                await reached.wait()
+                tasks.cancel_scope.cancel()
+            response = (await rlm.acompletion("third")).response
+        same(response, '[[1, 2], "third", "first", true]', "what is there after a completion was cancelled")
+
+    @check()
+    async def test_histories_are_compacted(self, environment: Environment) -> None:
+        look = "[kept, 'x' * 50 in str(history), 'y' * 50 in str(history)]"
         turns = [cell("kept = 5\nprint('x' * 9_000)"), cell("print('y' * 9_000)")]
-        turns += [submit("[kept, 'x' * 50 in str(history), 'y' * 50 in str(history)]")]
+        left = {"root": [*turns, submit(f"[{look}, rlm_query('part')]")], "child": [*turns, submit(look)]}
         summaries: list[str] = []
 
         def model(request: LMRequest) -> Any:
+            who = "root" if "The question" in str(request.messages) else "child"
             if "Before it goes on, write down" in request.messages[-1].content:
-                summaries.append("what was done so far")
-                return summaries[-1]
-            return turns.pop(0)
+                summaries.append(who)
+                return "what was done so far"
+            return left[who].pop(0)
 
         rlm = AsyncRLM(
-            ScriptedLM(model), environment=environment, compaction=True, backend_kwargs={"context_window": 6_000}
+            ScriptedLM(model),
+            environment=environment,
+            compaction=True,
+            max_depth=2,
+            backend_kwargs={"context_window": 6_000},
         )
-        same((await rlm.acompletion("CTX")).response, "[5, true, true]", "variables and all of the history")
-        expect(summaries, "a history beyond its window was not summarised")
+        response = (await rlm.acompletion("CTX", "The question")).response
+        same(response, '[[5, true, true], "[5, true, true]"]', "variables and all of the history")
+        same(summaries, ["root", "child"], "histories beyond their windows that were summarised")
 
     @check()
     async def test_an_answer_of_a_type(self, environment: Environment) -> None:
-        model = ScriptedLM([submit("['one']"), submit("[len(context), 2]")])
-        completion = await AsyncRLM(model, environment=environment).acompletion("four", response_format=list[int])
-        same(completion.parsed, [4, 2], "the typed answer")
+        model = ScriptedLM([submit("{'size': 'one', 'parts': ()}"), submit("{'size': len(context), 'parts': [2, 3]}")])
+        completion = await AsyncRLM(model, environment=environment).acompletion("four", response_format=_Found)
+        same(completion.parsed, _Found(4, [2, 3]), "the typed answer, which the cell gave as an object")
         same(len(model.calls), 2, "turns, of which a misfit costs one")
+        expect("Expected `int`, got `str` - at `$.size`" in model.prompts[1], "the model must read what does not fit")
 
     @check()
     async def test_cells_and_calls_are_approved(self, environment: Environment) -> None:
@@ -62,12 +99,19 @@ class Runs(Conformance):
                 return "no such calls today"
             return "not this" if "forbidden = 1" in request.code else None
 
-        def tool() -> str:
-            return "called"
+        def tool(number: int) -> int:
+            return number
 
-        catch = "try:\n    tool()\nexcept Exception as error:\n    said = str(error)\n"
+        catch = "try:\n    tool(5)\nexcept Exception as error:\n    said = str(error)\n"
         model = ScriptedLM([cell("forbidden = 1"), cell(catch), submit("['forbidden' in globals(), said]")])
         rlm = AsyncRLM(model, environment=environment, approve=look, custom_tools={"tool": tool})
-        response = (await rlm.acompletion("CTX")).response
+        calls: list[ToolCalled] = []
+        async with rlm.astream("CTX") as events:
+            async for event in events:
+                if isinstance(event, ToolCalled):
+                    calls.append(event)
+        response = events.result.response if events.result else ""
         expect(response.startswith("[false, ") and "no such calls today" in response, f"got {response!r}")
+        same([(call.name, call.args) for call in calls], [("tool", [5])], "calls in the trajectory")
+        expect("no such calls today" in (calls[0].error or ""), f"the trajectory must say what failed: {calls[0]}")
         expect("not this" in model.prompts[1], "the model must read why a cell was refused")

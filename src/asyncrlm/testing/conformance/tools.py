@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 import threading
+import unittest
+from fractions import Fraction
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 
-from ... import Environment, Repl
+from ... import Environment, MCPServer, Repl
+from . import tool_server
 from .base import Conformance, check, expect, printed, report, same, working
 
 
@@ -53,13 +58,16 @@ class Tools(Conformance):
         def leaves() -> None:
             raise SystemExit("leaving is broken")
 
+        tools = {"plain": plain, "later": later, "leaves": leaves, "odd": object}
         code = "try:\n    {0}()\nexcept BaseException as e:\n    print(type(e).__name__, e)"
-        async with working(Repl(environment, custom_tools={"plain": plain, "later": later, "leaves": leaves})) as repl:
+        async with working(Repl(environment, custom_tools=tools)) as repl:
             for name in ("plain", "later"):
                 text = await printed(repl, code.format(name))
                 expect(f"{name} is broken" in text, f"a cell must read what {name} raised, it read {text!r}")
             text = await printed(repl, code.format("leaves"))
             expect("leaving is broken" in text, f"a tool's SystemExit is the cell's, it read {text!r}")
+            text = await printed(repl, code.format("odd"))
+            expect("TypeError" in text and "can't be sent" in text, f"of a result that is no data it read {text!r}")
             result = await repl.execute("plain()")
             expect("plain is broken" in (result.error or ""), f"uncaught it must be the cell's error: {report(result)}")
 
@@ -132,6 +140,51 @@ class Tools(Conformance):
             text = await printed(repl, "counter.add(2)\nprint(counter.add(number=3), hasattr(counter, 'total'))")
             same(text, "5 False\n", "an object that can't be pickled")
         same(counter.total, 5, "the object on the host")
+
+    @check()
+    async def test_an_object_goes_along_where_it_can_be_pickled(self, environment: Environment) -> None:
+        async with working(Repl(environment, custom_tools={"part": Fraction(1, 3)})) as repl:
+            text = await printed(repl, "print(type(part).__name__, 2 * part, part.numerator)")
+            same(text, "Fraction 2/3 1\n", "an object that can be pickled")
+
+    @check()
+    async def test_a_tool_is_called_as_often_as_it_may_be(self, environment: Environment) -> None:
+        called: list[int] = []
+        code = (
+            "for number in range(4):\n    try:\n        few(number)\n    except Exception as error:\n"
+            "        print(number, 'may be called 2 times' in str(error))"
+        )
+        async with working(Repl(environment, custom_tools={"few": {"tool": called.append, "max_calls": 2}})) as repl:
+            same(await printed(repl, code), "2 True\n3 True\n", "calls beyond max_calls")
+        same(called, [0, 1], "calls that the tool got")
+
+    @check()
+    async def test_tools_of_a_server(self, environment: Environment) -> None:
+        if importlib.util.find_spec("mcp") is None:
+            raise unittest.SkipTest("mcp is not installed: pip install 'asyncrlm[mcp]'")
+        server = MCPServer(
+            name="far",
+            command=sys.executable,
+            args=["-I", "-S", tool_server.__file__],
+            env={"GIVEN": "yes"},
+            tools=["add", "variables", "fail"],
+        )
+        # LC_CTYPE is set by Python itself.
+        code = (
+            "print(far_add(1), far_add(1, b=5), 'far_hidden' in globals())\n"
+            "print(*[name for name in far_variables().split() if name != 'LC_CTYPE'])\n"
+            "import inspect\nprint(inspect.signature(far_add), far_add.__doc__)\n"
+            "try:\n    far_fail()\nexcept Exception as error:\n    print(error)"
+        )
+        async with working(Repl(environment, mcp_servers=[server])) as repl:
+            first, variables, told, failed = (await printed(repl, code)).splitlines()
+            same(first, "2 6 False", "what a server's tool gives, and what is not allowed")
+            same(variables, "GIVEN", "the variables that a server has")
+            expect(
+                told.startswith("(a: int, b: int = Ellipsis) -> int "), f"the signature of a server's tool is {told!r}"
+            )
+            expect("Adds two numbers." in told, f"its text must be told, it read {told!r}")
+            same(failed, "it is broken", "the error of a server's tool")
 
     @check()
     async def test_source_runs_where_cells_run(self, environment: Environment) -> None:
