@@ -6,7 +6,6 @@ Each vendor's SDK says where to send and how to sign; a call itself is one reque
 
 from __future__ import annotations
 
-import functools
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
@@ -127,7 +126,7 @@ class Connection:
         return self._finished(reply, began, response)
 
     async def stream(
-        self, prepare: Callable[[], Call], parse: Callable[[bytes], LMReply], assembler: Assembler
+        self, call: Call, parse: Callable[[bytes], LMReply], assembler: Assembler
     ) -> AsyncGenerator[LMDelta]:
         """Send one request and give the reply piece by piece; the last piece has all of it.
 
@@ -136,7 +135,7 @@ class Connection:
         Raises:
             LMError: as `complete`; once the reply has begun, `charged`.
         """
-        request, secrets, total = await self._prepared(prepare())
+        request, secrets, total = await self._prepared(call)
         began = anyio.current_time()
         deadline = None if total is None else began + total
         try:
@@ -321,18 +320,19 @@ class HttpClient(LMClient):
             self._connection.files.release(keeps=keeps)
 
     async def astream(self, request: LMRequest) -> AsyncGenerator[LMDelta]:
+        keeps = False
         await self._connection.files.acquire()
         try:
-            call = functools.partial(self._complete_call, request, stream=True)
+            call = self._complete_call(request, stream=True)
             pieces = self._connection.stream(call, self._parse, self._assembler())
             async with aclosing(pieces):
-                try:
-                    async for piece in pieces:
-                        yield piece
-                except Exception as error:  # noqa: BLE001 - as above
-                    raise self._told(error) from error.__cause__ if isinstance(error, LMError) else error
+                async for piece in pieces:
+                    yield piece
+            keeps = call.keeps
+        except Exception as error:  # noqa: BLE001 - as above
+            raise self._told(error) from error.__cause__ if isinstance(error, LMError) else error
         finally:
-            self._connection.files.release(keeps=not self._connection.files.crowded)
+            self._connection.files.release(keeps=keeps)
 
     def _told(self, error: Exception) -> LMError:
         """An error of this model, whatever it was: no other leaves a client."""
