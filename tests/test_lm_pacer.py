@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import random
 from collections import Counter
@@ -18,6 +19,7 @@ from asyncrlm import AsyncRLM, ConfigurationError, LMError, Pacer
 from asyncrlm.events import SubcallFinished
 from asyncrlm.lm.base import LMRequest
 from asyncrlm.lm.pacing import BURST, Pacers
+from asyncrlm.lm.pacing.accounts import KNOWN
 from asyncrlm.lm.pacing.gate import Gate
 from asyncrlm.rlm import completions_of
 from asyncrlm.testing import FakeOpenAIServer, FakeReply, FakeRequest, ScriptedLM
@@ -26,7 +28,7 @@ from .helpers import scripted, submit
 from .pacing_support import Limited, LimitedLM, all_at_once, on_a_jumping_clock, send
 
 if TYPE_CHECKING:
-    pass
+    from collections.abc import Callable
 
 pytestmark = pytest.mark.anyio
 
@@ -272,6 +274,57 @@ async def test_one_pacer_for_each_account_and_model() -> None:
     assert pacers.of(one) is pacers.of(same)
     assert pacers.of(one) is not pacers.of(other)
     assert "ScriptedLM:x" in repr(pacers.of(one))
+
+
+async def test_engines_on_one_account_share_its_pacer_and_leave_nothing() -> None:
+    def pacer_of(pacers: Pacers, model: str = "x") -> Pacer:
+        return pacers.of(ScriptedLM([], model=model))
+
+    one, two = Pacers(), Pacers()
+    shared, given = pacer_of(one), Pacer()
+    assert pacer_of(two) is shared
+    assert pacer_of(two, "y") is not shared
+    assert pacer_of(Pacers(given)) is given
+    assert pacer_of(Pacers({"y": given})) is shared
+    alone = await anyio.to_thread.run_sync(lambda: anyio.run(lambda: _of_another_loop(pacer_of)))
+    assert alone is not shared
+    shared.pace.widest = 7
+    del one, two, shared
+    gc.collect()
+    assert pacer_of(Pacers()).pace.widest != 7
+
+
+async def _of_another_loop(pacer_of: Callable[[Pacers], Pacer]) -> Pacer:
+    return pacer_of(Pacers())
+
+
+async def test_runs_of_several_engines_have_one_account() -> None:
+    batch = submit("str(len(llm_query_batched(['s'] * 8)))")
+    asking, all_here = 0, anyio.Event()
+
+    async def answer(request: FakeRequest) -> str:
+        nonlocal asking
+        if request.text != "s":
+            return batch
+        asking += 1
+        if asking == 32:
+            all_here.set()
+        with anyio.fail_after(10):
+            await all_here.wait()
+        return "ok"
+
+    async with FakeOpenAIServer(answer) as server:
+
+        async def one(number: int) -> None:
+            kwargs = {"base_url": server.base_url, "model_name": "m", "api_key": "secret-" * 5 + str(number % 2)}
+            assert (await AsyncRLM("vllm", backend_kwargs=kwargs).acompletion("CTX")).response == "8"
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(all_at_once, 4, one)
+            await all_here.wait()
+            known = dict(KNOWN.get())
+            assert sorted(pacer.in_flight for pacer in known.values()) == [16, 16]
+            assert "secret" not in repr(known)
 
 
 async def test_a_pacer_of_the_callers_is_shared_by_all_it_is_given_to() -> None:

@@ -6,7 +6,6 @@ Each vendor's SDK says where to send and how to sign; a call itself is one reque
 
 from __future__ import annotations
 
-import functools
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,6 +17,7 @@ from msgspec import Struct
 
 from ...errors import LMError
 from ..base import LMClient, LMDelta, LMReply, LMRequest
+from ..pacing.files import PoolFiles
 from ..pacing.limits import rate_hints
 from .bodies import body_of, check_encoding, exhausted
 from .endpoints import fingerprint, header_problem
@@ -53,6 +53,8 @@ class Call(Struct, kw_only=True, eq=False):
     url: httpx2.URL | None = None
     headers: Mapping[str, str | None] | None = None
     query: Mapping[str, Any] | None = None
+    keeps: bool = True
+    """Whether the connection is kept open for the next one."""
     timeout: float | None = None
     """Seconds, instead of the connection's."""
     given: Sequence[Mapping[str, Any]] = ()
@@ -82,6 +84,7 @@ class Connection:
         self._settings = settings
         self._http = http
         self._library = library
+        self.files = PoolFiles()
         self._endpoint = endpoint
         own = {name: value for name, value in http.headers.items() if name.lower() not in _OF_THE_LIBRARY}
         self._query = {name: value for name, value in endpoint.query.items() if value is not None}
@@ -123,7 +126,7 @@ class Connection:
         return self._finished(reply, began, response)
 
     async def stream(
-        self, prepare: Callable[[], Call], parse: Callable[[bytes], LMReply], assembler: Assembler
+        self, call: Call, parse: Callable[[bytes], LMReply], assembler: Assembler
     ) -> AsyncGenerator[LMDelta]:
         """Send one request and give the reply piece by piece; the last piece has all of it.
 
@@ -132,7 +135,7 @@ class Connection:
         Raises:
             LMError: as `complete`; once the reply has begun, `charged`.
         """
-        request, secrets, total = await self._prepared(prepare())
+        request, secrets, total = await self._prepared(call)
         began = anyio.current_time()
         deadline = None if total is None else began + total
         try:
@@ -216,6 +219,8 @@ class Connection:
         url = self._url if call.url is None else _with_query(call.url, self._query)
         url = _with_query(url, call.query) if call.query else url
         request = self._library.Request("POST", str(url), headers=sent, content=call.body)
+        if not call.keeps:
+            request.headers["connection"] = "close"
         secrets = self._secrets + secret_texts(text for given in call.given if given for text in given_secrets(given))
         if sent is not self._headers or call.query:
             signed = (sent.get(name) for name in SIGNATURES)
@@ -269,7 +274,11 @@ class Connection:
 def connected(settings: ConnectionSettings, http: Any, endpoint: Endpoint) -> Generator[Connection]:
     """A connection through an open http client. While it is there, no query of its requests is logged."""
     with unlogged_queries(http_library(http).__name__, endpoint.url.host, settings.secrets):
-        yield Connection(settings, http, endpoint)
+        connection = Connection(settings, http, endpoint)
+        try:
+            yield connection
+        finally:
+            connection.files.close()
 
 
 class HttpClient(LMClient):
@@ -295,23 +304,35 @@ class HttpClient(LMClient):
     def _complete_call(self, request: LMRequest, *, stream: bool) -> Call:
         call = self._call(request, stream=stream)
         call.given = (self._arguments, request.sampling_args)
+        call.keeps = not self._connection.files.crowded
         return call
 
     async def acomplete(self, request: LMRequest) -> LMReply:
+        waited, keeps = await self._connection.files.acquire(), False
         try:
-            return await self._connection.complete(self._complete_call(request, stream=False), self._parse)
+            call = self._complete_call(request, stream=False)
+            keeps = call.keeps
+            reply = await self._connection.complete(call, self._parse)
+            return msgspec.structs.replace(reply, waited=waited) if waited else reply
         except Exception as error:  # noqa: BLE001 - a hook of the caller's http client can raise anything
             raise self._told(error) from error.__cause__ if isinstance(error, LMError) else error
+        finally:
+            self._connection.files.release(keeps=keeps)
 
     async def astream(self, request: LMRequest) -> AsyncGenerator[LMDelta]:
-        call = functools.partial(self._complete_call, request, stream=True)
-        pieces = self._connection.stream(call, self._parse, self._assembler())
-        async with aclosing(pieces):
-            try:
+        keeps = False
+        await self._connection.files.acquire()
+        try:
+            call = self._complete_call(request, stream=True)
+            pieces = self._connection.stream(call, self._parse, self._assembler())
+            async with aclosing(pieces):
                 async for piece in pieces:
                     yield piece
-            except Exception as error:  # noqa: BLE001 - as above
-                raise self._told(error) from error.__cause__ if isinstance(error, LMError) else error
+            keeps = call.keeps
+        except Exception as error:  # noqa: BLE001 - as above
+            raise self._told(error) from error.__cause__ if isinstance(error, LMError) else error
+        finally:
+            self._connection.files.release(keeps=keeps)
 
     def _told(self, error: Exception) -> LMError:
         """An error of this model, whatever it was: no other leaves a client."""

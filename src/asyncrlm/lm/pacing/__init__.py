@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from .pacer import BURST, Gate, Pacer, Pacers, reply_text
+from .accounts import Pacers
+from .pacer import BURST, Gate, Pacer, reply_text
 
 __all__ = ["BURST", "Gate", "Pacer", "Pacers", "reply_text"]

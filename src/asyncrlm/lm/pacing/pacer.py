@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Never
 
 import anyio
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from ..base import LMClient, LMReply, LMRequest
     from .pace import Permit
 
-__all__ = ["BURST", "Gate", "Pacer", "Pacers", "reply_text"]
+__all__ = ["BURST", "Gate", "Pacer", "reply_text"]
 
 SHORTEST_WAIT = 0.001
 """Seconds; a wait so short that it vanishes in the clock's figure would never end."""
@@ -51,8 +50,9 @@ class Pacer:
     Without limits of yours it learns the server's: it reads the rate limits in its replies, stops while a Retry-After
     says so, narrows when a request is refused for a rate limit and widens again with success. Runs take turns.
 
-    Every `AsyncRLM` has one of its own for each account and model. Pass `pacer=` to share one among several, to split
-    an account's limits between them, or to set limits. A pacer is used on one event loop at a time.
+    All that is sent to one account (provider, address and key) and model from one event loop goes through one of them,
+    whichever `AsyncRLM` sends it. Pass `pacer=` to split an account's limits among several, to share one among several
+    accounts, or to set limits: the one passed is used as it is, on one event loop at a time.
 
     Args:
         max_concurrent: Requests in flight at most. None: as many as the process has files for, at most 2,000.
@@ -328,28 +328,6 @@ class Pacer:
     def __repr__(self) -> str:
         name = f" {self.name}" if self.name else ""
         return f"<Pacer{name} {self._in_flight}/{self.width} in flight, {self.waiting} waiting>"
-
-
-class Pacers:
-    """The pacers of one engine scope: those given, and one for each other account and model."""
-
-    def __init__(self, given: Pacer | Mapping[str, Pacer] | None = None) -> None:
-        self._given = given
-        self._pacers: dict[Hashable, Pacer] = {}
-
-    def of(self, client: LMClient) -> Pacer:
-        """The pacer that every client of this client's account and model shares."""
-        given = self._given if not isinstance(self._given, Mapping) else self._given.get(client.model)
-        if given is not None:
-            given.bind()
-            return given
-        key = (client.account, client.model)
-        pacer = self._pacers.get(key)
-        if pacer is None:
-            pacer = self._pacers[key] = Pacer(name=f"{client.account} {client.model}")
-            pacer.burst = client.burst or BURST
-            pacer.bind()
-        return pacer
 
 
 def reply_text(reply: LMReply) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import random
 from collections.abc import Awaitable, Callable
@@ -29,6 +30,11 @@ OnWait = Callable[[int, float, LMError], None]
 """Hears of a request that will be sent again: the attempt that failed (from 1), seconds until the next, the error."""
 
 
+def load() -> None:
+    """Load what retrying needs: it is too late once there are no files left to read it from."""
+    importlib.import_module("tenacity")  # not with this module: it takes as long as the whole of this package
+
+
 async def retried(
     attempt: Callable[[], Awaitable[T]],
     failure: LMError,
@@ -49,8 +55,7 @@ async def retried(
     Raises:
         LMError: of the last attempt.
     """
-    # Only failures need it: it takes as long to load as the whole of this package.
-    from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt  # noqa: PLC0415
+    from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt  # noqa: PLC0415 - as in `load`
 
     said = [failure]
 
@@ -95,7 +100,7 @@ def backoff() -> Callable[[RetryCallState], float]:
     A Retry-After is a lower bound, up to `LONGEST_WAIT`, with a little jitter on top so that those who were refused
     together don't come back together; without one, a random part of an exponentially growing span.
     """
-    from tenacity import wait_random_exponential  # noqa: PLC0415 - only failures need it
+    from tenacity import wait_random_exponential  # noqa: PLC0415 - as in `load`
 
     growing = wait_random_exponential(multiplier=0.5, min=0.1, max=MAX_BACKOFF)
 

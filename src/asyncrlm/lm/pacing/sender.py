@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
+from .accounts import Pacers
 from .fallback import Member
-from .pacer import Pacer, Pacers
 from .sending import Way, sent
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..spec import ClientSpec, Shared
     from .fair import Flow
     from .gate import Gate
+    from .pacer import Pacer
     from .retrying import OnWait
 
 

@@ -352,5 +352,5 @@ async def sent(
     finally:
         sending.close()
     if sending.waited or sending.retries:
-        return msgspec.structs.replace(reply, waited=sending.waited, retries=sending.retries)
+        return msgspec.structs.replace(reply, waited=sending.waited + reply.waited, retries=sending.retries)
     return reply
