@@ -11,13 +11,13 @@ from typing import Any
 
 import anyio
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from asyncrlm.repl import shelf
 from asyncrlm.repl.files import HostFile
 from asyncrlm.repl.shelf import CharacterIndex, FileError
-from asyncrlm.repl.worker import characters, lazytext, searching
+from asyncrlm.repl.worker import characters, clues, lazytext, searching
 from asyncrlm.repl.worker.lazytext import Source, Text
 
 alphabet = st.sampled_from("ab \n\r\té€😀")
@@ -36,6 +36,8 @@ def tiny() -> Iterator[None]:
         patch.setattr(lazytext, "NEAR", 3)
         patch.setattr(lazytext, "SMALL", -1)
         patch.setattr(searching, "_AHEAD", 5)
+        patch.setattr(clues, "_FIRST", 3)
+        patch.setattr(clues, "_MOST", 13)
         patch.setattr(shelf, "STEP", 14)
         yield
 
@@ -141,6 +143,44 @@ def test_regular_expressions(text: str, pattern: str) -> None:
         assert (mine[0], mine.start(), mine.end(), mine.lastgroup) == (match[0], *match.span(), match.lastgroup)
     first = lazy(text).search(re.compile(pattern), longest=20)
     assert (first is None) == (not wanted)
+
+
+CLUES = [
+    r"ab", r"b+a b", r"(?i)AB", r"(?i)é.?B", r"ab|ba|€", r"(a|b)é", r"[ab]{1,3}€a?", r"(?i:A)b", r"(?=.b)a",
+    r"(?<=x)ab", r"(?:ab){2}", r"a{2}b", r"(a)\1", r"(?s)a.{0,3}b.{0,2}€", r"(?m)^ab$", r"\bab", r"(é)?a(?(1)b|€)",
+    r"(?x) a  b # c", r"[^a]{6}ab", r".{5}(?:A|€)",
+    r"(?:a|(?i:B))€", r"a?", r"€é(?!x)", r"ab\Z", r"\Ax",
+]  # fmt: skip
+gaps = st.builds(lambda fill, count: fill * count, st.sampled_from(["x", "é", "\n", "x😀"]), st.integers(0, 60))
+sparse = st.lists(gaps | st.text(st.sampled_from("abAB é€"), max_size=5), max_size=9).map("".join)
+
+
+@settings(max_examples=600, deadline=None)
+@given(sparse, st.sampled_from(CLUES))
+@example("x😀" * 40 + "ab", r"[^a]{6}ab")
+def test_what_is_far_from_a_match_is_left_out(text: str, pattern: str) -> None:
+    wanted = [(match.span(), match.groups()) for match in re.finditer(pattern, text)]
+    found = lazy(text).finditer(pattern, longest=12)
+    assert [(match.span(), match.groups()) for match in found] == wanted
+
+
+def test_case_is_ignored_of_letters_that_have_two_faces() -> None:
+    everything = "".join(chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000)
+    for code in range(128):
+        faces = set(re.findall(re.escape(chr(code)), everything, re.IGNORECASE))
+        known = clues.known(re.escape(chr(code)), re.IGNORECASE | re.UNICODE).clues
+        assert bool(known) == (faces == {chr(code).lower(), chr(code).upper()})
+        assert all(clue.parts == (chr(code).lower().encode(),) for clue in known)
+
+
+def test_nothing_need_be_known_of_a_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = clues.Clue((b"bb", b"cd"), False, clues.UNBOUNDED)
+    assert clues.known(r"a+bb|cd(?i:E)", re.UNICODE) == ((wanted,), clues.UNBOUNDED)
+    monkeypatch.setattr(clues, "_parser", refused)
+    assert clues.known("ab", re.UNICODE) == ((), clues.UNBOUNDED)
+    match = lazy("x" * 90 + "ab").search("ab", longest=5)
+    assert match is not None
+    assert match.span() == (90, 92)
 
 
 def test_matches_and_their_bounds() -> None:

@@ -506,6 +506,18 @@ def test_an_interrupt_ends_the_cell_and_keeps_the_namespace(host: Host, code: st
     assert host.show(code) == "42 A:ok ['A:a', 'A:b'] A:z\n"
 
 
+def test_an_interrupt_is_told_as_one_whatever_it_leaves_in_the_loop(host: Host) -> None:
+    # What it cuts off may just have stopped the loop, for which the cancellation of the tasks must not take it.
+    error = host.run(
+        "def hit(): raise KeyboardInterrupt\n"
+        "async def cut():\n    loop = asyncio.get_running_loop()\n    loop.call_soon(hit)\n    loop.call_soon(loop.stop)\n"
+        "    await asyncio.sleep(100)\nawait cut()"
+    ).error
+    assert error is not None
+    assert error["type"] == "KeyboardInterrupt"
+    assert host.show("await asyncio.sleep(0)\nprint(1)") == "1\n"
+
+
 def test_a_late_interrupt_means_nothing(host: Host) -> None:
     for _ in range(5):
         assert host.show("llm_query('x')") == "'A:x'\n"

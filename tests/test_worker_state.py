@@ -16,6 +16,7 @@ import pytest
 from worker_host import Frame, Host
 
 from asyncrlm.repl.worker import codec
+from asyncrlm.repl.worker.loading import PIECE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -227,11 +228,19 @@ def test_load_from_descriptors_in_their_order(host: Host) -> None:
     assert host.show("print(len(os.listdir('/proc/self/fd')))") == before
 
 
+def test_a_file_is_read_in_pieces(host: Host) -> None:
+    pass_file(host, write(host, b"a" * (PIECE - 1) + b"\xc3\xa9" + b"b" * PIECE))
+    assert host.load("long", form="text", descriptor=True) is None
+    assert host.show(f"print(long == 'a' * {PIECE - 1} + 'é' + 'b' * {PIECE})") == "True\n"
+
+
 @pytest.mark.parametrize(
     ("form", "data", "error"),
     [
         ("text", b"good \xff bad", "not UTF-8 text: byte 0xff at position 5"),
         ("text", b"\xed\xa0\x80", "not UTF-8 text"),
+        ("text", b"a" * (PIECE - 1) + b"\xc3\xa9\xff", f"byte 0xff at position {PIECE + 1:,}"),
+        ("text", b"a" * (PIECE - 1) + b"\xc3", f"byte 0xc3 at position {PIECE - 1:,}"),
         ("json", b"{", "JSONDecodeError"),
         ("json", b'{"$": "nothing", "v": 1}', "unknown tag"),
         ("odd", b"x", "unknown form"),

@@ -10,7 +10,7 @@ from msgspec import field
 
 from ..errors import ConfigurationError
 from .remote import asyncio_only, describe, imported
-from .remote_pumped import PumpedMachine, Request, VendorEnvironment, asked, closing, ended, first_of
+from .remote_pumped import PumpedMachine, Request, VendorEnvironment, asked, closing, ended, first_of, opened
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Hashable, Sequence
@@ -117,15 +117,19 @@ class ModalMachine(PumpedMachine):
         with contextlib.suppress(errors.NotFoundError):
             return await sdk.Sandbox.from_name.aio(app.name, self.label, **where)
 
+    async def _settled(self) -> Any:
+        """The keeper, if it was started: the SDK loses a connection which it is making when that is given up."""
+        starting, self._starting = self._starting, None
+        return await starting.settle() if starting is not None else None
+
     async def delete(self, made: Any) -> None:
+        await self._settled()
         with contextlib.suppress(self._errors.NotFoundError):
             await made.terminate.aio()
         await made.detach.aio()
 
     async def leave(self, made: Any) -> None:
-        starting, self._starting = self._starting, None
-        keeper = await starting.settle() if starting is not None else None
-        if keeper is not None:
+        if (keeper := await self._settled()) is not None:
             with contextlib.suppress(self._errors.Error):
                 keeper.stdin.write_eof()
                 await keeper.stdin.drain.aio()
@@ -205,7 +209,10 @@ class ModalEnvironment(VendorEnvironment, frozen=True, kw_only=True):
         token, secret = map(sdk.config.config.get, ("token_id", "token_secret"))
         own = bool(token and secret)
         try:
-            client = await (sdk.Client.from_credentials.aio(token, secret) if own else sdk.Client.from_env.aio())
+            if own:
+                client = await opened(sdk.Client.from_credentials.aio(token, secret), lambda client: client.close.aio())
+            else:
+                client = await sdk.Client.from_env.aio()
         except (sdk.exception.AuthError, sdk.exception.InvalidError) as error:
             raise ConfigurationError(
                 f"environment 'modal' finds no credentials: set MODAL_TOKEN_ID and MODAL_TOKEN_SECRET, or run "

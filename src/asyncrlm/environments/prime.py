@@ -209,18 +209,19 @@ class PrimeEnvironment(VendorEnvironment, frozen=True, kw_only=True):
         sdk = imported("prime_sandboxes", "prime")
         passed = ("checkpoint_id", "timeout_minutes", "idle_timeout_minutes", "cpu_cores", "memory_gb", "disk_size_gb")
         passed += ("gpu_count", "gpu_type", "region", "team_id", "network_allowlist", "network_denylist")
-        options = {
-            "name": name,
-            "docker_image": None if self.checkpoint_id is not None else self.docker_image,
-            "labels": ["asyncrlm", name, *self.labels],
-            "environment_vars": self.environment_vars or None,
-            "secrets": self.secrets or None,
-            "volumes": [sdk.VolumeMount(name=volume, mount_path=path) for path, volume in self.volumes.items()] or None,
-            **{key: value for key in passed if (value := getattr(self, key)) is not None},
-        }
-        if not self.open_network:
-            options["network_allowlist"] = []
         try:
+            options = {
+                "name": name,
+                "docker_image": None if self.checkpoint_id is not None else self.docker_image,
+                "labels": ["asyncrlm", name, *self.labels],
+                "environment_vars": self.environment_vars or None,
+                "secrets": self.secrets or None,
+                "volumes": [sdk.VolumeMount(name=volume, mount_path=path) for path, volume in self.volumes.items()]
+                or None,
+                **{key: value for key in passed if (value := getattr(self, key)) is not None},
+            }
+            if not self.open_network:
+                options["network_allowlist"] = []
             return sdk.CreateSandboxRequest(**{**options, **self.create_kwargs})
         except ValueError as error:
             wrong: Any = error  # its text shows what was given, which may be secret

@@ -73,6 +73,18 @@ async def asked(call: Coroutine[Any, Any, T]) -> T:
         await request.end()
 
 
+async def opened(call: Coroutine[Any, Any, T], close: Callable[[T], Awaitable[object]]) -> T:
+    """The result of a call that opens something; what it opens after all, when nobody waits any more, is closed."""
+    request = Request(call)
+    try:
+        return await request.result()
+    except asyncio.CancelledError:
+        with anyio.CancelScope(shield=True):
+            if (late := await request.settle()) is not None:
+                await close(late)
+        raise
+
+
 @contextlib.asynccontextmanager
 async def closing(close: Callable[[], Awaitable[None]] | None) -> AsyncGenerator[None]:
     """Close a client at the end, whatever is cancelled meanwhile."""

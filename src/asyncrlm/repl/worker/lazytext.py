@@ -10,7 +10,7 @@ from array import array
 from typing import TYPE_CHECKING, Any
 
 from .characters import BLOCK, Counts, begun, characters
-from .searching import LONGEST, Found, matches
+from .searching import LONGEST, Bytes, Found, matches
 
 if TYPE_CHECKING:
     import re
@@ -322,7 +322,8 @@ class Text:
 
     def finditer(self, pattern: str | re.Pattern[str], flags: int = 0, *, longest: int = LONGEST) -> Iterator[Found]:
         """All matches, one after another, as `re.finditer`."""
-        return matches(pattern, flags, longest, self._pieces(), self._index.characters_before)
+        text = Bytes(self.nbytes, self._source.read, self._decode)
+        return matches(pattern, flags, longest, text, self._index.characters_before)
 
     def _bytes(self, start: int, end: int | None) -> tuple[int, int]:
         if start < 0 or (end is not None and end < 0):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import importlib
 import io
 import json
@@ -16,6 +17,9 @@ from .lazytext import Source, Text
 
 if TYPE_CHECKING:
     from collections import deque
+
+PIECE = 8 << 20
+"""Bytes of a user's file that are read at a time."""
 
 
 def load(frame: dict[str, Any], descriptors: deque[int], files: Any) -> Any:
@@ -80,7 +84,9 @@ def table(kind: str, data: bytes) -> Any:
 
 def _read(fd: int, form: str, own: bool) -> Any:
     """Mapped, not read: a context of a gigabyte must not be there twice, not even for a moment. Not so a file of the
-    user's, which is bounded: if that shrank meanwhile, the process would be killed."""
+    user's: if that shrank meanwhile, the process would be killed."""
+    if form == "text" and not own:
+        return _their_text(fd)
     data: Any
     if own:
         try:
@@ -95,8 +101,7 @@ def _read(fd: int, form: str, own: bool) -> Any:
         return packed(data)
     try:
         if form == "text":
-            # What the host encoded may hold lone surrogates; a user's own file is UTF-8 or refused.
-            return str(data, "utf-8", "surrogatepass" if own else "strict")
+            return str(data, "utf-8", "surrogatepass")  # what the host encoded may hold lone surrogates
         if form == "bytes":
             return data[:]
         if form == "json":
@@ -104,11 +109,25 @@ def _read(fd: int, form: str, own: bool) -> Any:
         if form == "pickle":
             return _unpickle(data)
         raise ValueError(f"unknown form {form!r}")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"the file is not UTF-8 text: byte 0x{error.object[error.start]:02x} at position {error.start:,} "
-            f"({error.reason}); pass its bytes, or text decoded with the right encoding"
-        ) from None
     finally:
         if isinstance(data, mmap.mmap):
             data.close()
+
+
+def _their_text(fd: int) -> str:
+    """The text of a user's file. It grows in its place by the pieces that are read, so that it is there once."""
+    size = os.fstat(fd).st_size
+    source = Source(os.dup(fd), "that was given", size)
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    text, at = "", 0
+    try:
+        for at in range(0, size, PIECE):
+            text += decoder.decode(source.read(at, at + PIECE), at + PIECE >= size)
+    except UnicodeDecodeError as error:
+        # The decoder's bytes begin with those of a character that the piece before cut in two.
+        position = min(at + PIECE, size) - len(error.object) + error.start
+        raise ValueError(
+            f"the file is not UTF-8 text: byte 0x{error.object[error.start]:02x} at position {position:,} "
+            f"({error.reason}); pass its bytes, or text decoded with the right encoding"
+        ) from None
+    return text

@@ -98,6 +98,8 @@ def _cancel(loop: asyncio.AbstractEventLoop) -> None:
     tasks = asyncio.all_tasks(loop)
     for task in tasks:
         task.cancel()
+    loop.call_soon(loop.stop)
+    loop.run_forever()  # uses up the stop that was meant for what the interrupt cut off: it would end the wait below
     if not tasks:
         return
     done, lost = loop.run_until_complete(asyncio.wait(tasks, timeout=PATIENCE))
