@@ -155,9 +155,17 @@ class Quota:
     numbers while they are taken: a wrong guess costs one refused request.
     """
 
-    __slots__ = ("_believed", "_left", "_probe", "_resets", "_taken")
+    __slots__ = ("_believed", "_count", "_left", "_probe", "_resets", "_sent", "_since", "_taken", "_usual")
 
     def __init__(self) -> None:
+        self._count = 0
+        """Of all that was ever sent."""
+        self._since = 0
+        """What it was when more was granted last: what was sent before tells nothing of that."""
+        self._sent = 0
+        """Since it began anew, and not refused."""
+        self._usual: float = math.inf
+        """How many those were when it was used up last."""
         self._taken = 0
         self._left: float = math.inf
         self._resets = math.inf
@@ -170,19 +178,40 @@ class Quota:
         """As much was sent as the server took before."""
         return self._left <= 0
 
-    def take(self, amount: int = 1) -> None:
-        self._left -= amount
+    def take(self) -> int:
+        """One is sent; what is returned tells when."""
+        self._left -= 1
+        self._sent += 1
+        self._count += 1
+        return self._count
 
-    def accepted(self) -> None:
-        """The server took a request."""
+    def unsent(self) -> None:
+        """One was not sent after all."""
+        self._left += 1
+        self._sent -= 1
+
+    def accepted(self, number: int) -> None:
+        """The server took the one sent then."""
         self._taken += 1
-        if self._left <= 0 and self._resets == math.inf:
+        if self._left <= 0 and self._resets == math.inf and number > self._since:
+            self._since = self._count
             self._left = self._probe
             self._probe *= 2
+            if 0 < (room := self._usual - self._sent) <= self._left:
+                self._left, self._probe = room, 1
 
-    def refused(self, wait: float, now: float, pause: float = 0.0) -> None:
-        """The server took no more, for `wait` seconds as it says; for `pause` as is thought, where that is not true."""
+    def refused(self) -> None:
+        """The server did not take a request."""
+        self._sent -= 1
+
+    def used_up(self, wait: float, now: float, pause: float = 0.0, *, first: bool = False) -> None:
+        """The server takes no more, for `wait` seconds as it says; for `pause` as is thought, where that is not true.
+
+        `first` if it was taking requests before.
+        """
         if pause:
+            if first:
+                self._usual = self._sent
             self._believed = False
             self._resets = now + max(wait, pause)
         elif self._resets == math.inf:
@@ -193,7 +222,7 @@ class Quota:
         """Begin anew if it is time."""
         if now >= self._resets:
             self._left = max(1, self._taken) if self._believed else 1
-            self._taken, self._resets = 0, math.inf
+            self._taken, self._sent, self._since, self._resets = 0, 0, self._count, math.inf
 
 
 class _Names(Struct, frozen=True):

@@ -43,11 +43,12 @@ NARROWER = 0.9
 class Permit:
     """Leave to send one request, and what it was counted as."""
 
-    __slots__ = ("epoch", "mark", "request_charge", "time", "token_charge", "tokens")
+    __slots__ = ("epoch", "mark", "number", "request_charge", "time", "token_charge", "tokens")
 
-    def __init__(self, epoch: int, mark: int, tokens: int) -> None:
+    def __init__(self, epoch: int, mark: int, number: int, tokens: int) -> None:
         self.epoch = epoch
         self.mark = mark
+        self.number = number
         self.tokens = tokens
         self.time = 0.0
         """When it was given, where the clock was asked."""
@@ -77,8 +78,8 @@ class Pace:
         self._token_window = Window(tokens_per_minute) if tokens_per_minute else None
         self._requests: Meter | None = None
         self._tokens: Meter | None = None
-        self._quota: Quota | None = None
-        self._learnt: list[Meter | Quota] = []
+        self._quota = Quota()
+        self._learnt: list[Meter | Quota] = [self._quota]
         self._output = 200.0
         """Output tokens of a typical reply."""
         self._unproven: float = UNPROVEN_WIDTH
@@ -102,8 +103,7 @@ class Pace:
         delay = self._paused_until - now
         if in_flight >= self._unproven and in_flight >= self._ramp(now):
             delay = max(delay, RAMP_STEP)
-        if self._quota is not None:
-            self._quota.turn(now)
+        self._quota.turn(now)
         if self._request_window is not None:
             delay = max(delay, self._request_window.delay(1, now))
         if self._token_window is not None:
@@ -134,7 +134,7 @@ class Pace:
     def permit(self, tokens: int) -> Permit:
         """Count a request that is about to be sent."""
         self._tokens_in_flight += tokens
-        permit = Permit(self._epoch, self._refusals.sent(), tokens)
+        permit = Permit(self._epoch, self._refusals.sent(), self._quota.take(), tokens)
         if self.timed:
             permit.time = now = anyio.current_time()
             if self._request_window is not None:
@@ -145,8 +145,6 @@ class Pace:
                 self._requests.take(1)
             if self._tokens is not None:
                 self._tokens.take(tokens)
-            if self._quota is not None:
-                self._quota.take()
         return permit
 
     def closed(self, permit: Permit) -> None:
@@ -159,13 +157,12 @@ class Pace:
         if self._request_window is not None and permit.request_charge is not None:
             self._request_window.correct(permit.request_charge, 0)
         self._used(permit, 0)
+        self._quota.unsent()
         if permit.time:
             if self._requests is not None:
                 self._requests.take(-1)
             if self._tokens is not None:
                 self._tokens.take(-permit.tokens)
-            if self._quota is not None:
-                self._quota.take(-1)
 
     def tokens_of(self, need: Need) -> int:
         """What a request will likely use; 0 where nobody counts."""
@@ -189,8 +186,7 @@ class Pace:
             self._width = min(self.widest, self._width + (1 / self._width if near else 0.25))
         self._share_refused -= self._share_refused / _RECENT
         self._refusals.taken(permit.mark)
-        if self._quota is not None:
-            self._quota.accepted()
+        self._quota.accepted(permit.number)
 
     def refused(self, permit: Permit, error: LMError, *, in_flight: int) -> bool:
         """The request failed. Only a rate limit concerns the others.
@@ -206,6 +202,7 @@ class Pace:
             self._told(rate, permit, in_flight)
         if not limited:
             return False
+        self._quota.refused()
         self._share_refused += (1 - self._share_refused) / _RECENT
         if wait is not None and wait < SHORT_WAIT and self._share_refused < _FEW:
             wait = None  # the refused request's own matter: what is refused now and then is no full server
@@ -216,10 +213,7 @@ class Pace:
             self.timed = True
         spent = False
         if rate is None and (wait or pause):
-            if self._quota is None:
-                self._quota = Quota()
-                self._learnt.append(self._quota)
-            self._quota.refused(wait or 0.0, now, pause)
+            self._quota.used_up(wait or 0.0, now, pause, first=self._refusals.row == UNEXPLAINED + 1)
         if rate is not None:
             spent = rate.requests_left == 0 or rate.tokens_left == 0
             for meter, left, reset in (
