@@ -124,9 +124,11 @@ class ModalMachine(PumpedMachine):
 
     async def delete(self, made: Any) -> None:
         await self._settled()
-        with contextlib.suppress(self._errors.NotFoundError):
-            await made.terminate.aio()
-        await made.detach.aio()
+        try:
+            with contextlib.suppress(self._errors.NotFoundError):
+                await made.terminate.aio()
+        finally:
+            await made.detach.aio()
 
     async def leave(self, made: Any) -> None:
         if (keeper := await self._settled()) is not None:

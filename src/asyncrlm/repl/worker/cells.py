@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from . import report, spelling
 from .guard import leave
+from .loops import interrupted
 from .replies import BUILTINS
 
 if TYPE_CHECKING:
@@ -178,6 +179,8 @@ class Cells:
             self._end_child(error)
         if guard.stopped:
             self.wire.stop()
+            self.loops.broken_off = True
+            error = interrupted(error)
         try:
             return self._finish(cell, error)
         finally:

@@ -22,9 +22,15 @@ class Loops:
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
+        self.broken_off = False
+        """The last cell was interrupted, perhaps inside the loop's own code."""
 
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop of top-level await, set as the main thread's current one."""
+        """The loop of top-level await, set as the main thread's current one. No loop runs in the main thread now."""
+        if self.broken_off and self._loop is not None and not self._loop.is_closed():
+            self.broken_off = False
+            if not _calm(self._loop):
+                self._loop = None
         if self._loop is None or self._loop.is_closed():
             import asyncio  # noqa: PLC0415 - see `lazily.py`
 
@@ -66,6 +72,7 @@ class Loops:
                 raise failure[0]
             return value
         except (KeyboardInterrupt, SystemExit) as error:
+            self.broken_off = True
             where = _suspended_at(coroutine)
             _cancel(loop)
             if where is not None:  # it hit the loop while it waited: show what the cell was waiting for
@@ -98,9 +105,7 @@ def _cancel(loop: asyncio.AbstractEventLoop) -> None:
     tasks = asyncio.all_tasks(loop)
     for task in tasks:
         task.cancel()
-    loop.call_soon(loop.stop)
-    loop.run_forever()  # uses up the stop that was meant for what the interrupt cut off: it would end the wait below
-    if not tasks:
+    if not tasks or not _calm(loop):
         return
     done, lost = loop.run_until_complete(asyncio.wait(tasks, timeout=PATIENCE))
     for task in done:
@@ -108,6 +113,30 @@ def _cancel(loop: asyncio.AbstractEventLoop) -> None:
             task.exception()  # taken note of, else asyncio writes about it to the cell's stderr
     for task in lost:
         task._log_destroy_pending = False  # type: ignore[attr-defined]  # as above
+
+
+def _calm(loop: asyncio.AbstractEventLoop) -> bool:
+    """Take back what a run of the loop that was broken off has left: an order to stop, which would end the next run, or
+    that it runs, of which nothing takes it back. False if it can't be used any more."""
+    import asyncio  # noqa: PLC0415 - see `lazily.py`
+
+    asyncio._set_running_loop(None)
+    if loop.is_running():
+        return False
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    return True
+
+
+def interrupted(error: BaseException | None) -> BaseException | None:
+    """What an interrupt made of a cell, without what asyncio's own code raised on its way out of a run."""
+    while isinstance(error, RuntimeError) and error.__context__ is not None and (trace := error.__traceback__):
+        while trace.tb_next is not None:
+            trace = trace.tb_next
+        if not trace.tb_frame.f_globals.get("__name__", "").startswith("asyncio."):
+            break
+        error = error.__context__
+    return error
 
 
 def _suspended_at(coroutine: Any) -> types.TracebackType | None:
