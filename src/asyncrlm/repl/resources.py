@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Generator, Hashable
 from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
@@ -134,7 +134,7 @@ _above: ContextVar[int] = ContextVar("asyncrlm_above", default=0)
 
 
 @contextmanager
-def waited_for() -> Iterator[None]:
+def waited_for() -> Generator[None]:
     """A run, while it lasts: what its cells call has one run more above it, a tool that asks another model included."""
     token = _above.set(_above.get() + 1)
     try:
