@@ -34,6 +34,7 @@ class EngineScope:
         """
         resources = await self.acquire()
         try:
+            await resources.turnstile.enter()
             yield resources
         finally:
             try:

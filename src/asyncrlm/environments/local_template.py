@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import anyio
-import anyio.lowlevel
 import anyio.to_thread
 
 from .. import repl
 from ..errors import SandboxLost
+from ..repl.resources import AT_ONCE, Turnstile
 from .local_order import SPARES
 from .local_output import open_pipes
 from .local_process import STOP_LIMIT, KilledError, Process, Start
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 FEW = 4
 """Running workers up to which those that end start spare ones: more need the processors themselves."""
-AT_ONCE = 8
-"""Workers asked for before others get their turn at the loop; each takes a fraction of a millisecond."""
 PATIENCE = 5.0
 """Seconds without any worker ending after which a run whose depth is not known goes ahead beyond its share."""
 TOLD = 30.0
@@ -80,8 +78,7 @@ class LocalTemplate:
         self.orders: dict[Hashable, Order] = {}
         """Environment → what its workers are asked for with, where the facts hold."""
         self._starting = anyio.Lock()
-        self._turns = anyio.Lock(fast_acquire=True)
-        self._in_a_row = 0
+        self._turnstile = Turnstile()
         self._sending = anyio.Lock()  # anyio lets one task wait for a descriptor, not two
         self._sandboxes: dict[LocalSandbox, Place] = {}  # all that are open, spares included
         self._spares: dict[tuple[bytes, int], deque[LocalSandbox]] = {}
@@ -157,7 +154,7 @@ class LocalTemplate:
             async with self._filling:
                 if order.key not in self._filled:
                     await self._fill(order, depth)
-        await self._take_turns()
+        await self._turnstile.enter()
         sandbox = await self._spare(order.key)
         if sandbox is None:
             await self._wait_for_room(depth)
@@ -167,17 +164,6 @@ class LocalTemplate:
         if keep:
             self._sandboxes[sandbox].successors = order
         return sandbox
-
-    async def _take_turns(self) -> None:
-        """Runs that start in one pass of the loop would hold it up together: after a few, the others come one a pass.
-
-        Whoever waits its pass out has the lock meanwhile, so those behind it queue.
-        """
-        async with self._turns:
-            self._in_a_row += 1
-            if self._in_a_row >= AT_ONCE:
-                self._in_a_row = 0
-                await anyio.lowlevel.checkpoint()
 
     async def _spare(self, key: tuple[bytes, int]) -> LocalSandbox | None:
         spares = self._spares.get(key)

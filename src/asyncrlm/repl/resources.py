@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 import anyio
+import anyio.lowlevel
 
 from ..errors import RLMError
 from .tool_threads import ToolThreads
@@ -20,8 +21,26 @@ T = TypeVar("T")
 
 CLOSE_GRACE = 10.0
 """Seconds each resource has to close, whatever is cancelled meanwhile."""
+AT_ONCE = 8
+"""Runs, or workers, that begin before others get their turn at the loop; each takes a fraction of a millisecond."""
 THREADS = 40
 """Blocking calls of ours at a time, for each scope. What the caller's own code blocks on never counts among them."""
+
+
+class Turnstile:
+    """What begins in one pass of the event loop would hold it up together: after a few, the others come one a pass."""
+
+    def __init__(self) -> None:
+        self._lock = anyio.Lock(fast_acquire=True)
+        self._in_a_row = 0
+
+    async def enter(self) -> None:
+        """Return when it is this task's turn. Who waits a pass out has the lock meanwhile, so those behind queue."""
+        async with self._lock:
+            self._in_a_row += 1
+            if self._in_a_row >= AT_ONCE:
+                self._in_a_row = 0
+                await anyio.lowlevel.checkpoint()
 
 
 class _Entry:
@@ -48,6 +67,8 @@ class ResourceScope:
         """For blocking calls of ours: anyio's own limiter is the application's, whose threads may wait for us."""
         self.tool_threads = ToolThreads()
         """Of tools that are plain functions, some of which may never end."""
+        self.turnstile = Turnstile()
+        """Where whatever begins here comes through."""
         self._grace = grace
         self._entries: dict[Hashable, _Entry] = {}
         self._order: list[_Entry] = []  # as they were entered
