@@ -61,7 +61,7 @@ class BlockingStreaming(AbstractContextManager["BlockingEventStream"]):
             raise RuntimeError("a stream can be entered once")
         stream = self._stream = self._make()
         try:
-            stream.begin()
+            stream._begin()  # pyright: ignore[reportPrivateUsage]
         except BaseException:
             stream.close()
             raise
@@ -108,7 +108,7 @@ class BlockingEventStream:
         self._start = start
         self._task = Task(run)
 
-    def begin(self) -> None:
+    def _begin(self) -> None:
         self._start(self._task)
 
     def __iter__(self) -> Self:
