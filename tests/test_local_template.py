@@ -10,6 +10,7 @@ import socket
 import sys
 import tempfile
 import threading
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from asyncrlm.environments.local_process import Process, sweep_homes
 from asyncrlm.environments.local_template import SPARES
 from asyncrlm.errors import ConfigurationError, SandboxLost
 from asyncrlm.repl.resources import ResourceScope
+from asyncrlm.testing import ScriptedLM
 
 from .helpers import scripted, submit
 
@@ -568,6 +570,34 @@ async def test_room_is_made_by_who_closes(no_leaks: None, descriptors: Any) -> N
                 await opened.wait()
 
 
+@pytest.mark.parametrize("blocking", [False, True])
+async def test_runs_whose_tools_ask_the_same_instance_leave_room_for_that(no_leaks: None, blocking: bool) -> None:
+    model = ScriptedLM(lambda request: submit("ask('INNER')" if "OUTER" in request.messages[1].content else "'in'"))
+
+    async def ask(question: str) -> str:
+        return (await rlm.acompletion("x", root_prompt=question)).response
+
+    def ask_blocking(question: str) -> str:
+        return anyio.from_thread.run(ask, question)
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 90, hard))
+    try:
+        answers: list[str] = []
+        async with AsyncRLM(model, custom_tools={"ask": ask_blocking if blocking else ask}) as rlm:
+
+            async def run() -> None:
+                answers.append((await rlm.acompletion("x", root_prompt="OUTER")).response)
+
+            with anyio.fail_after(3 * CAP):
+                async with anyio.create_task_group() as group:
+                    for _ in range(12):
+                        group.start_soon(run)
+        assert answers == ["in"] * 12
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 @pytest.mark.parametrize("attributes", [{}, {"depth": 40}, {"depth": 0, "long_lived": True}])
 async def test_nobody_waits_for_ever(
     attributes: dict[str, Any], no_leaks: None, monkeypatch: pytest.MonkeyPatch
@@ -579,6 +609,32 @@ async def test_nobody_waits_for_ever(
         with anyio.fail_after(CAP):
             async with client(scope, **settings), client(scope, **settings) as c:
                 assert await c.value("print(1)") == 1
+
+
+async def test_who_waits_long_for_room_is_told_why(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_template, "TOLD", 0.02)
+    said: list[str] = []
+    told = anyio.Event()
+
+    def warn(text: str, *_: object, **__: object) -> None:
+        said.append(text)
+        told.set()
+
+    monkeypatch.setattr(warnings, "warn", warn)
+    async with PlainScope(depth=0) as scope, client(scope) as holder:
+        scope.template._most = 2
+
+        async def wait_for_room() -> None:
+            async with client(scope):
+                pass
+
+        with anyio.fail_after(CAP):
+            async with anyio.create_task_group() as group:
+                group.start_soon(wait_for_room)
+                await told.wait()
+                await holder.sandbox.aclose()
+    assert len(said) == 1
+    assert "ulimit -n" in said[0]
 
 
 async def test_what_was_not_closed_goes_with_the_scope(no_leaks: None, temporary: Path) -> None:

@@ -16,7 +16,7 @@ from worker_host import Frame, Host, Outcome, wait_for
 from asyncrlm.repl.worker import codec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
 
 @pytest.fixture(scope="module")
@@ -489,7 +489,7 @@ def interrupted(host: Host, code: str) -> Outcome:
 
 
 @contextlib.contextmanager
-def interrupted_again(host: Host) -> Iterator[None]:
+def interrupted_again(host: Host) -> Generator[None]:
     """As every host must do: Python and asyncio can lose an interrupt, or leave a lock of a thread pool's held by it."""
     again = threading.Timer(0.6, host.interrupt)
     again.start()

@@ -66,7 +66,7 @@ class Conversation:
             self._engine.lease() as scope,
             Session(
                 configuration.environment,
-                DepthScope(scope, 0),
+                DepthScope(scope),
                 _Nobody(),
                 tools=configuration.tools,
                 raise_errors=configuration.limits.on_subcall_error == "raise",

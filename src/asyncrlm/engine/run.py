@@ -18,7 +18,7 @@ from ..mcp.connections import with_servers
 from ..repl.context import ContextInfo, describe
 from ..repl.gather import check_given, gathered
 from ..repl.raised import innermost
-from ..repl.resources import DepthScope
+from ..repl.resources import DepthScope, waited_for
 from ..repl.session import CellOutcome, Session
 from ..repl.tool_desk import ToolDesk
 from ..repl.tools import HostTools
@@ -139,7 +139,12 @@ class Run:
         self._telling.run_started(self._root.model, context, self._root_prompt, self._tags)
         outcome: dict[str, Any] = {"stop_reason": "cancelled"}
         try:
-            result = await (self._plain() if self.depth >= self.tree.limits.max_depth else self._with_session(context))
+            if self.depth >= self.tree.limits.max_depth:
+                result = await self._plain()
+            else:
+                scope = DepthScope(self.tree.scope)
+                with waited_for():
+                    result = await self._with_session(context, scope)
             outcome = {"stop_reason": result.stop_reason, "response": result.response, "error": result.error}
             return result
         except Exception as raised:
@@ -193,7 +198,7 @@ class Run:
             raise answers.failure(f"model {self._root.model!r} was asked twice")
         return RunResult(response=fit.text, parsed=fit.value, stop_reason="text")
 
-    async def _with_session(self, context: ContextInfo) -> RunResult:
+    async def _with_session(self, context: ContextInfo, scope: DepthScope) -> RunResult:
         tree, conversation = self.tree, self._conversation
         await self._join_servers()
         self._open_history(context)
@@ -213,7 +218,6 @@ class Run:
             "on_upload": self._telling.context_went,
         }
         if conversation is None:
-            scope = DepthScope(tree.scope, self.depth)
             async with Session(self._configuration.environment, scope, services, **settings) as session:
                 self._turns.meanwhile(lambda: session.load("context_0", self._prompt), hear_out=False)
                 return await self._to_the_end(session)

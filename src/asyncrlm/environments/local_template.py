@@ -8,6 +8,7 @@ import os
 import resource
 import secrets
 import socket
+import warnings
 from collections import deque
 from functools import partial
 from pathlib import Path
@@ -37,6 +38,8 @@ AT_ONCE = 8
 """Workers asked for before others get their turn at the loop; each takes a fraction of a millisecond."""
 PATIENCE = 5.0
 """Seconds without any worker ending after which a run whose depth is not known goes ahead beyond its share."""
+TOLD = 30.0
+"""Seconds without any worker ending after which it is said that runs wait for one to end."""
 GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
 """What sending to a template that is no more fails with."""
 
@@ -85,6 +88,7 @@ class LocalTemplate:
         self._filling = anyio.Lock()
         self._filled: set[tuple[bytes, int]] = set()  # whose spares have once been started, all of them
         self._released = anyio.Event()  # replaced whenever a sandbox is closed
+        self._told = False  # that some wait
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         # Four descriptors a worker, and half of the limit is everybody else's.
         self._most = 1 << 20 if soft == resource.RLIM_INFINITY else max(8, soft // 8)
@@ -243,10 +247,21 @@ class LocalTemplate:
                 return
 
     async def _one_released(self, *, bounded: bool) -> bool:
-        with anyio.move_on_after(PATIENCE if bounded else None):
+        with anyio.move_on_after(PATIENCE if bounded else TOLD):
             await self._released.wait()
             return True
-        return False
+        if bounded:
+            return False
+        if not self._told:
+            self._told = True
+            warnings.warn(
+                f"{len(self._sandboxes)} workers are open, which is what there is room for, and none has ended for "
+                f"{TOLD:g} s; others wait: raise the limit of open files (ulimit -n), or close sessions",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        await self._released.wait()
+        return True
 
     def _forget(self, sandbox: LocalSandbox) -> None:
         place = self._sandboxes.pop(sandbox)

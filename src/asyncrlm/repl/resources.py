@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Generator, Hashable
+from contextlib import AbstractAsyncContextManager, contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 import anyio
@@ -129,14 +130,27 @@ class ResourceScope:
                 await entry.manager.__aexit__(None, None, None)
 
 
-class DepthScope:
-    """A scope as a run at `depth` sees it."""
+_above: ContextVar[int] = ContextVar("asyncrlm_above", default=0)
 
-    def __init__(self, scope: ResourceScope, depth: int) -> None:
+
+@contextmanager
+def waited_for() -> Generator[None]:
+    """A run, while it lasts: what its cells call has one run more above it, a tool that asks another model included."""
+    token = _above.set(_above.get() + 1)
+    try:
+        yield
+    finally:
+        _above.reset(token)
+
+
+class DepthScope:
+    """A scope as a run here sees it: `depth` is how many runs wait for it, be they its parents or callers of a tool."""
+
+    def __init__(self, scope: ResourceScope) -> None:
         self.shared = scope.shared
         self.long_lived = scope.long_lived
         self.threads = scope.threads
-        self.depth = depth
+        self.depth = _above.get()
 
 
 def threads_of(scope: Scope) -> anyio.CapacityLimiter:

@@ -20,9 +20,9 @@ T = TypeVar("T")
 class Scope(Protocol):
     """What outlives a run: the engine scope of an `AsyncRLM`, or a `Repl`'s own.
 
-    It may have three attributes more: `long_lived`, true where it pays to keep spare workers, `depth`, that of the
-    run it is passed to, so that a driver short of room never lets parents hold what their children need, and `threads`,
-    the `anyio.CapacityLimiter` of blocking calls (see `threads_of`).
+    It may have three attributes more: `long_lived`, true where it pays to keep spare workers, `depth`, how many runs
+    wait for the one it is passed to, so that a driver short of room never lets parents hold what their children need,
+    and `threads`, the `anyio.CapacityLimiter` of blocking calls (see `threads_of`).
     """
 
     async def shared(self, key: Hashable, factory: Callable[[], AbstractAsyncContextManager[T]]) -> T:
