@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,13 @@ import trio.testing
 from asyncrlm import LMError
 from asyncrlm.ledger import Ledger, Need
 from asyncrlm.lm.base import LMClient, LMReply, LMRequest, Message
+from asyncrlm.lm.pacing.fair import NO_FLOW
+from asyncrlm.lm.pacing.fallback import Member
 from asyncrlm.lm.pacing.gate import Gate
 from asyncrlm.lm.pacing.limits import rate_hints
+from asyncrlm.lm.pacing.pacer import account_of
+from asyncrlm.lm.pacing.retrying import DEFAULT_ATTEMPTS
+from asyncrlm.lm.pacing.sending import Way, sent
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -22,10 +28,19 @@ if TYPE_CHECKING:
 NEED = Need(model="m", input_bytes=300, output_cap=100, price=None)
 
 
-async def send(pacer: Pacer, client: LMClient, text: str = "x", **changes: Any) -> LMReply:
-    request = LMRequest(messages=(Message("user", text),))
-    arguments: dict[str, Any] = {"gate": Gate(10_000), "ledger": Ledger(), "need": NEED} | changes
-    return await pacer.send(client, request, **arguments)
+async def send(pacer: Pacer, client: LMClient, asked: str | LMRequest = "x", **changes: Any) -> LMReply:
+    request = LMRequest(messages=(Message("user", asked),)) if isinstance(asked, str) else asked
+    arguments: dict[str, Any] = {
+        "gate": Gate(10_000),
+        "ledger": Ledger(),
+        "flow": NO_FLOW,
+        "deadline": math.inf,
+        "on_wait": None,
+        "attempts": DEFAULT_ATTEMPTS,
+    } | changes
+    need = arguments.pop("need", NEED)
+    way = Way(Member(client, account_of(pacer)), need)
+    return await sent([way], request, cap=arguments["ledger"].output_cap(need), **arguments)
 
 
 async def all_at_once(count: int, one: Callable[[int], Awaitable[Any]]) -> None:

@@ -19,6 +19,7 @@ import openai
 import pytest
 from anyio.streams.tls import TLSStream
 from lm_serving import KEY, ask, serving, spec_for
+from pacing_support import send
 
 from asyncrlm.errors import ConfigurationError, LMError
 from asyncrlm.ledger import Ledger, Need
@@ -169,7 +170,7 @@ def test_connections_keep_to_the_open_files_there_may_be(monkeypatch: pytest.Mon
 
 async def paced(client: LMClient) -> LMReply:
     need = Need(model="m", input_bytes=10, output_cap=None, price=None)
-    return await Pacer(name=client.account).send(client, ask(), gate=Gate(4), ledger=Ledger(), need=need)
+    return await send(Pacer(name=client.account), client, ask(), gate=Gate(4), ledger=Ledger(), need=need)
 
 
 async def test_a_rate_limit_is_waited_out_as_long_as_the_server_says() -> None:

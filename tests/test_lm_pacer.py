@@ -18,9 +18,11 @@ from lm_serving import spec_for
 from asyncrlm import AsyncRLM, ConfigurationError, LMError, Pacer
 from asyncrlm.events import SubcallFinished
 from asyncrlm.lm.base import LMRequest
-from asyncrlm.lm.pacing import BURST, Pacers
+from asyncrlm.lm.pacing import Accounts
+from asyncrlm.lm.pacing.account import BURST, Account
 from asyncrlm.lm.pacing.accounts import KNOWN
 from asyncrlm.lm.pacing.gate import Gate
+from asyncrlm.lm.pacing.pacer import account_of
 from asyncrlm.rlm import completions_of
 from asyncrlm.testing import FakeOpenAIServer, FakeReply, FakeRequest, ScriptedLM
 
@@ -181,7 +183,7 @@ async def test_tenants_take_turns_whatever_the_number_of_their_runs() -> None:
         return ""
 
     pacer, client = Pacer(max_concurrent=1), ScriptedLM(answer)
-    permit = pacer.enter_nowait(0)
+    permit = account_of(pacer).enter_nowait(0)
     assert permit is not None
     async with anyio.create_task_group() as tasks:
         for run in range(4):
@@ -193,7 +195,7 @@ async def test_tenants_take_turns_whatever_the_number_of_their_runs() -> None:
             tasks.start_soon(lambda: send(pacer, client, "b", flow=("b", 0)))
         while pacer.waiting < 15:
             await anyio.lowlevel.checkpoint()
-        pacer.leave(permit)
+        account_of(pacer).leave(permit)
     assert [number for number, name in enumerate(order) if name == "b"] == [1, 3, 5]
     of_a = [name for name in order if name != "b"]
     assert of_a == of_a[:4] * 3  # its runs take turns, too
@@ -265,37 +267,37 @@ async def test_a_run_fails_with_the_servers_error_and_not_with_its_own_timeout()
         await rlm.acompletion("CTX")
 
 
-# --- whose pacer ------------------------------------------------------------------------------------------------------
+# --- whose turns ------------------------------------------------------------------------------------------------------
 
 
-async def test_one_pacer_for_each_account_and_model() -> None:
-    pacers = Pacers()
+async def test_one_for_each_account_and_model() -> None:
+    accounts = Accounts()
     one, same, other = ScriptedLM([], model="x"), ScriptedLM([], model="x"), ScriptedLM([], model="y")
-    assert pacers.of(one) is pacers.of(same)
-    assert pacers.of(one) is not pacers.of(other)
-    assert "ScriptedLM:x" in repr(pacers.of(one))
+    assert accounts.of(one) is accounts.of(same)
+    assert accounts.of(one) is not accounts.of(other)
+    assert "ScriptedLM:x" in repr(accounts.of(one))
 
 
-async def test_engines_on_one_account_share_its_pacer_and_leave_nothing() -> None:
-    def pacer_of(pacers: Pacers, model: str = "x") -> Pacer:
-        return pacers.of(ScriptedLM([], model=model))
+async def test_engines_on_one_account_share_its_turns_and_leave_nothing() -> None:
+    def account_at(accounts: Accounts, model: str = "x") -> Account:
+        return accounts.of(ScriptedLM([], model=model))
 
-    one, two = Pacers(), Pacers()
-    shared, given = pacer_of(one), Pacer()
-    assert pacer_of(two) is shared
-    assert pacer_of(two, "y") is not shared
-    assert pacer_of(Pacers(given)) is given
-    assert pacer_of(Pacers({"y": given})) is shared
-    alone = await anyio.to_thread.run_sync(lambda: anyio.run(lambda: _of_another_loop(pacer_of)))
+    one, two = Accounts(), Accounts()
+    shared, given = account_at(one), Pacer()
+    assert account_at(two) is shared
+    assert account_at(two, "y") is not shared
+    assert account_at(Accounts(given)) is account_of(given)
+    assert account_at(Accounts({"y": given})) is shared
+    alone = await anyio.to_thread.run_sync(lambda: anyio.run(lambda: _of_another_loop(account_at)))
     assert alone is not shared
     shared.pace.widest = 7
     del one, two, shared
     gc.collect()
-    assert pacer_of(Pacers()).pace.widest != 7
+    assert account_at(Accounts()).pace.widest != 7
 
 
-async def _of_another_loop(pacer_of: Callable[[Pacers], Pacer]) -> Pacer:
-    return pacer_of(Pacers())
+async def _of_another_loop(account_at: Callable[[Accounts], Account]) -> Account:
+    return account_at(Accounts())
 
 
 async def test_runs_of_several_engines_have_one_account() -> None:
@@ -323,7 +325,7 @@ async def test_runs_of_several_engines_have_one_account() -> None:
             tasks.start_soon(all_at_once, 4, one)
             await all_here.wait()
             known = dict(KNOWN.get())
-            assert sorted(pacer.in_flight for pacer in known.values()) == [16, 16]
+            assert sorted(account.in_flight for account in known.values()) == [16, 16]
             assert "secret" not in repr(known)
 
 
@@ -387,7 +389,7 @@ def test_on_another_loop_a_pacer_begins_anew_unless_it_is_in_use() -> None:
         anyio.run(lambda: _bound(pacer))
 
     async def in_use() -> None:
-        assert pacer.enter_nowait(0) is not None
+        assert account_of(pacer).enter_nowait(0) is not None
         with pytest.raises(ConfigurationError, match="another event loop"):
             await anyio.to_thread.run_sync(lambda: anyio.run(lambda: _bound(pacer)))
 
@@ -395,14 +397,14 @@ def test_on_another_loop_a_pacer_begins_anew_unless_it_is_in_use() -> None:
     anyio.run(lambda: _bound(pacer))
 
     async def main() -> None:
-        pacer.bind()
+        account_of(pacer)
         await in_use()
 
     anyio.run(main)
 
 
 async def _bound(pacer: Pacer) -> None:
-    pacer.bind()
+    account_of(pacer)
     with anyio.fail_after(5):
         await send(pacer, ScriptedLM(["x"]))
 

@@ -10,12 +10,14 @@ import anyio.lowlevel
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pacing_support import send as paced
 
 from asyncrlm.errors import BudgetExceededError, LMError
 from asyncrlm.ledger import Ledger, Need, Price
 from asyncrlm.lm.base import LMClient, LMReply, LMRequest, LMUsage, Message
 from asyncrlm.lm.pacing import Pacer
 from asyncrlm.lm.pacing.gate import Gate
+from asyncrlm.lm.pacing.pacer import account_of
 from asyncrlm.testing import ScriptedLM
 
 if TYPE_CHECKING:
@@ -159,7 +161,7 @@ def test_no_interleaving_of_cancellations_loses_a_permit_or_grants_one_too_many(
 
 async def send(lm: ScriptedLM, ledger: Ledger, *, gate: Gate | None = None, **changes: Any) -> LMReply:
     arguments = {"gate": gate or Gate(4), "ledger": ledger, "need": need()} | changes
-    return await Pacer().send(lm, REQUEST, **arguments)
+    return await paced(Pacer(), lm, REQUEST, **arguments)
 
 
 async def test_one_attempt_is_settled_with_what_the_reply_said() -> None:
@@ -201,7 +203,7 @@ async def test_back_off_holds_the_reservation_but_no_permit() -> None:
                 assert ledger.left()["money"] < 1.0
                 scope.cancel()
 
-            await pacer.send(lm, REQUEST, gate=gate, ledger=ledger, need=need(), on_wait=look)
+            await paced(pacer, lm, REQUEST, gate=gate, ledger=ledger, need=need(), on_wait=look)
     assert ledger.left()["money"] == 1.0
     assert ledger.tokens == 0
 
@@ -256,7 +258,7 @@ async def test_who_is_cancelled_as_its_turn_comes_sends_nothing() -> None:
 
     async def one() -> None:
         with scope:
-            await pacer.send(lm, REQUEST, gate=gate, ledger=Ledger(), need=need())
+            await paced(pacer, lm, REQUEST, gate=gate, ledger=Ledger(), need=need())
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(one)
@@ -292,7 +294,7 @@ async def test_without_room_it_gives_its_permit_back_and_waits_for_the_ledger() 
     done: list[str] = []
 
     async def one() -> None:
-        done.append((await pacer.send(lm, REQUEST, gate=gate, ledger=ledger, need=need())).text)
+        done.append((await paced(pacer, lm, REQUEST, gate=gate, ledger=ledger, need=need())).text)
 
     with anyio.fail_after(10):
         async with anyio.create_task_group() as tasks:
@@ -312,7 +314,8 @@ async def test_the_hard_cap_goes_with_the_request_unless_it_has_a_lower_one() ->
     ledger = Ledger(max_tokens=100_000, mode="hard")
     lm = ScriptedLM([good(), good()])
     await send(lm, ledger, need=need(output_cap=None))
-    await Pacer().send(
+    await paced(
+        Pacer(),
         lm,
         LMRequest(messages=REQUEST.messages, output_cap=7),
         gate=Gate(1),
@@ -329,7 +332,7 @@ async def test_both_gates_hold() -> None:
     lm = ScriptedLM(lambda request: "x", latency=0.001)
 
     async def one(gate: Gate) -> None:
-        await pacer.send(lm, REQUEST, gate=gate, ledger=ledger, need=need())
+        await paced(pacer, lm, REQUEST, gate=gate, ledger=ledger, need=need())
 
     trees = [Gate(2), Gate(2)]
     async with anyio.create_task_group() as tasks:
@@ -361,7 +364,7 @@ async def test_cancelled_anywhere_nothing_leaks_and_nothing_is_sent_afterwards(e
                     inner.start_soon(call)
 
     async def call() -> None:
-        await pacer.send(lm, REQUEST, gate=gate, ledger=ledger, need=need())
+        await paced(pacer, lm, REQUEST, gate=gate, ledger=ledger, need=need())
 
     with anyio.fail_after(10):
         async with anyio.create_task_group() as tasks:
@@ -380,8 +383,8 @@ async def test_cancelled_anywhere_nothing_leaks_and_nothing_is_sent_afterwards(e
 
 async def test_cancelled_while_waiting_for_the_accounts_gate_gives_the_trees_back() -> None:
     gate, pacer, ledger = Gate(1), Pacer(max_concurrent=1), Ledger()
-    assert pacer.enter_nowait(0) is not None
+    assert account_of(pacer).enter_nowait(0) is not None
     with anyio.move_on_after(0.01) as scope:
-        await pacer.send(ScriptedLM([good()]), REQUEST, gate=gate, ledger=ledger, need=need())
+        await paced(pacer, ScriptedLM([good()]), REQUEST, gate=gate, ledger=ledger, need=need())
     assert scope.cancelled_caught
     assert (gate.in_flight, pacer.waiting) == (0, 0)

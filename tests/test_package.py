@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,18 @@ SURFACE = {
     "TokenLimitExceededError", "SubcallLimitExceededError", "ErrorThresholdExceededError", "CancellationError",
     "SandboxLost", "ProtocolError", "LMError", "__version__",
 }  # fmt: skip
+
+MEMBERS: dict[str, set[str]] = {
+    "AsyncRLM": {"aclose", "acompletion", "astream", "persistent", "session"},
+    "RLM": {"close", "completion", "session", "stream"},
+    "Repl": {"execute", "load", "report"},
+    "Chat": {"aclose", "acompletion", "astream"},
+    "BlockingChat": {"close", "completion", "stream"},
+    "EventStream": {"result"},
+    "BlockingEventStream": {"close", "result"},
+    "Pacer": {"in_flight", "name", "waiting", "width"},
+}
+"""What a caller may use of the objects that do something; all else of them begins with an underscore."""
 
 LAYERS = [
     {"cli", "__main__"},
@@ -49,6 +63,16 @@ def test_the_public_names_are_these() -> None:
         assert getattr(asyncrlm, name) is not None
     with pytest.raises(AttributeError, match="nonsense"):
         asyncrlm.nonsense  # noqa: B018
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_the_public_members_are_these(name: str) -> None:
+    cls = getattr(asyncrlm, name)
+    found = {member for member in dir(cls) if not member.startswith("_")}
+    for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(cls)))):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+            found |= {node.attr} if not node.attr.startswith("_") else set()
+    assert found == MEMBERS[name]
 
 
 def _fresh(code: str) -> str:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Never, Self, Unpack
 
 import anyio
 
-from .chat import Chat
 from .engine.call import Call
 from .engine.completions import Completions
 from .engine.conversation import Conversation
@@ -62,7 +61,7 @@ class BlockingStreaming(AbstractContextManager["BlockingEventStream"]):
             raise RuntimeError("a stream can be entered once")
         stream = self._stream = self._make()
         try:
-            stream.begin()
+            stream._begin()  # pyright: ignore[reportPrivateUsage]
         except BaseException:
             stream.close()
             raise
@@ -109,7 +108,7 @@ class BlockingEventStream:
         self._start = start
         self._task = Task(run)
 
-    def begin(self) -> None:
+    def _begin(self) -> None:
         self._start(self._task)
 
     def __iter__(self) -> Self:
@@ -148,7 +147,7 @@ class BlockingChat:
         self._hold = hold
         self._holder: Task[None] | None = None
         self._start: Start | None = None
-        self._chat: Chat | None = None
+        self._conversation: Conversation | None = None  # as soon as it is open
 
     def __enter__(self) -> Self:
         if self._holder is not None:
@@ -157,7 +156,7 @@ class BlockingChat:
 
         async def hold() -> None:
             try:
-                async with Chat(self._completions, self._completions.conversation()) as self._chat:
+                async with self._completions.conversation() as self._conversation:
                     opened.set()
                     await anyio.sleep_forever()
             finally:
@@ -170,7 +169,7 @@ class BlockingChat:
         except BaseException:
             self._holder.stop()
             raise
-        if self._chat is None:
+        if self._conversation is None:
             self._holder.result()
         return self
 
@@ -222,11 +221,13 @@ class BlockingChat:
         )
 
     def _opened(self) -> tuple[Start, Conversation]:
-        if self._holder is None or self._start is None or self._chat is None:
+        if self._holder is None or self._start is None or self._conversation is None:
             raise ConfigurationError("this session is not open yet: use `with rlm.session() as chat`")
         if self._holder.is_foreign:
             raise ConfigurationError("this session belongs to the process it was opened in, not to one forked from it")
-        return self._start, self._chat.conversation
+        return self._start, self._conversation
 
     def __repr__(self) -> str:
-        return f"<BlockingChat over {self._chat!r}>"
+        conversation = self._conversation
+        state, number = ("new", 0) if conversation is None else (conversation.state, conversation.number)
+        return f"<BlockingChat {state}, {number} completions>"

@@ -29,24 +29,23 @@ class Chat:
 
     def __init__(self, completions: Completions, conversation: Conversation) -> None:
         self._completions = completions
-        self.conversation = conversation
-        """Internal, for the blocking face."""
+        self._conversation = conversation
 
     async def __aenter__(self) -> Self:
-        await self.conversation.__aenter__()
+        await self._conversation.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
-        return await self.conversation.__aexit__(kind, error, traceback)
+        return await self._conversation.__aexit__(kind, error, traceback)
 
     async def aclose(self) -> None:
         """End the REPL before the block ends; closing twice is fine.
 
         A completion that runs or waits in another task raises `ConfigurationError`, and so does each later one.
         """
-        await self.conversation.aclose()
+        await self._conversation.aclose()
 
     async def acompletion(
         self,
@@ -61,7 +60,7 @@ class Chat:
         Raises:
             ConfigurationError: if the session is not open, is closed meanwhile, or belongs to another event loop.
         """
-        completions, conversation = self._completions, self.conversation
+        completions, conversation = self._completions, self._conversation
         call = completions.prepare(overrides)
         return await behind_door(
             lambda: completions.complete(call, prompt, root_prompt, tags, conversation=conversation)
@@ -76,7 +75,7 @@ class Chat:
         **overrides: Unpack[Overrides],
     ) -> Streaming:
         """The next completion as its events, as of `AsyncRLM.astream`."""
-        completions, conversation = self._completions, self.conversation
+        completions, conversation = self._completions, self._conversation
         return Streaming(
             lambda: completions.stream(
                 completions.prepare(overrides), prompt, root_prompt, tags, conversation=conversation
@@ -84,9 +83,9 @@ class Chat:
         )
 
     def __repr__(self) -> str:
-        return f"<Chat {self.conversation.state}, {self.conversation.number} completions>"
+        return f"<Chat {self._conversation.state}, {self._conversation.number} completions>"
 
     def __del__(self) -> None:
-        conversation = getattr(self, "conversation", None)
+        conversation = getattr(self, "_conversation", None)
         if conversation is not None and conversation.state == "open":
             warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)

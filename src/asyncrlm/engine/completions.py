@@ -187,7 +187,7 @@ class Completions:
                 except BaseException as error:
                     if not is_own(error):
                         raise
-                    stream.error = error
+                    stream._error = error  # pyright: ignore[reportPrivateUsage]
 
         with one_error():
             async with receive, anyio.create_task_group() as tasks:
@@ -228,7 +228,7 @@ class EventStream:
     def __init__(self, events: AsyncIterator[Event]) -> None:
         self._events = cast("AsyncIterator[AnyEvent]", events)
         self.result: RLMChatCompletion | None = None
-        self.error: BaseException | None = None
+        self._error: BaseException | None = None
 
     def __aiter__(self) -> AsyncIterator[AnyEvent]:
         return self
@@ -237,6 +237,6 @@ class EventStream:
         try:
             return await anext(self._events)
         except StopAsyncIteration:
-            if self.error is not None:
-                raise self.error from None
+            if self._error is not None:
+                raise self._error from None
             raise

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .accounts import Pacers
-from .pacer import BURST, Gate, Pacer, reply_text
+from .accounts import Accounts
+from .gate import Gate
+from .pacer import Pacer, reply_text
 
-__all__ = ["BURST", "Gate", "Pacer", "Pacers", "reply_text"]
+__all__ = ["Accounts", "Gate", "Pacer", "reply_text"]

@@ -45,8 +45,8 @@ class Member:
 
     Args:
         client: Sends its requests.
-        turns: The pacer of its account.
-        shares: Whether that pacer is another member's, too: the caller's, for all of them.
+        turns: Its account.
+        shares: Whether that is another member's, too: by a pacer of the caller's, for all of them.
         place: Which one it is, where its name is another member's, too.
     """
 

@@ -1,4 +1,4 @@
-"""Who sends the requests of one tree: finds the clients of a spec, their pacers, and sends."""
+"""Who sends the requests of one tree: finds the clients of a spec, their accounts, and sends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from .accounts import Pacers
+from .accounts import Accounts
 from .fallback import Member
 from .sending import Way, sent
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class Sender:
-    """Sends requests to the models of any spec, each member of a list through the pacer of its own account.
+    """Sends requests to the models of any spec, each member of a list in the turns of its own account.
 
     Args:
-        shared: Of the scope that outlives the tree: there clients are open, and pacers and refusals known.
+        shared: Of the scope that outlives the tree: there clients are open, and accounts and refusals known.
         pacer: The caller's pacers.
         gate: How many requests of the tree may be in flight.
         ledger: The tree's.
@@ -90,8 +90,8 @@ class Sender:
 
     async def _of(self, spec: ClientSpec) -> Sequence[Member]:
         clients = [await each.connect(self._shared) for each in spec.each]
-        pacers = await self._shared("pacers", lambda: nullcontext(Pacers(self._pacer)))
-        turns = [pacers.of(client) for client in clients]
+        accounts = await self._shared("accounts", lambda: nullcontext(Accounts(self._pacer)))
+        turns = [accounts.of(client) for client in clients]
         if len(clients) == 1:
             return [Member(clients[0], turns[0])]
         names = [client.model for client in clients]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Turns(Protocol):
-    """Who gives an account's permits; `Pacer` does."""
+    """Who gives an account's permits; `Account` does."""
 
     pace: Pace
 
