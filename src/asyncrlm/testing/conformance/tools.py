@@ -15,6 +15,7 @@ import anyio.lowlevel
 from ... import Environment, MCPServer, Repl
 from . import tool_server
 from .base import Conformance, Held, check, expect, printed, report, same, working
+from .web import serving
 
 
 class Tools(Conformance):
@@ -157,15 +158,23 @@ class Tools(Conformance):
             "import inspect\nprint(inspect.signature(far_add), far_add.__doc__)\n"
             "try:\n    far_fail()\nexcept Exception as error:\n    print(error)"
         )
-        async with working(Repl(environment, mcp_servers=[server])) as repl:
-            first, variables, told, failed = (await printed(repl, code)).splitlines()
-            same(first, "2 6 False", "what a server's tool gives, and what is not allowed")
-            same(variables, "GIVEN", "the variables that a server has")
-            expect(
-                told.startswith("(a: int, b: int = Ellipsis) -> int "), f"the signature of a server's tool is {told!r}"
-            )
-            expect("Adds two numbers." in told, f"its text must be told, it read {told!r}")
-            same(failed, "it is broken", "the error of a server's tool")
+        near = (
+            "print(near_add(2), 'near_variables' in globals())\n"
+            "try:\n    near_fail()\nexcept Exception as error:\n    print(error)"
+        )
+        async with serving(tool_server.over_http) as url:
+            servers = [server, MCPServer(name="near", url=url, tools=["add", "fail"])]
+            async with working(Repl(environment, mcp_servers=servers)) as repl:
+                first, variables, told, failed = (await printed(repl, code)).splitlines()
+                same(first, "2 6 False", "what a server's tool gives, and what is not allowed")
+                same(variables, "GIVEN", "the variables that a server has")
+                expect(
+                    told.startswith("(a: int, b: int = Ellipsis) -> int "),
+                    f"the signature of a server's tool is {told!r}",
+                )
+                expect("Adds two numbers." in told, f"its text must be told, it read {told!r}")
+                same(failed, "it is broken", "the error of a server's tool")
+                same(await printed(repl, near), "3 False\nit is broken\n", "tools of a server over HTTP")
 
     @check()
     async def test_source_runs_where_cells_run(self, environment: Environment) -> None:
