@@ -14,7 +14,7 @@ import anyio.to_thread
 from ..errors import ConfigurationError
 from .local_order import ENVIRON
 from .local_socket import Sender
-from .remote import Machine
+from .machine import Machine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

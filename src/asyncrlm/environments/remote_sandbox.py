@@ -19,7 +19,7 @@ from .remote_boot import bundle
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from .remote import Machine
+    from .machine import Machine
     from .remote_boot import Options
 
 DESTROY_GRACE = 10.0
