@@ -22,6 +22,7 @@ import anyio.to_thread
 
 from ..errors import ConfigurationError, SandboxLost
 from .local_machine import LocalMachine
+from .local_order import ENVIRON
 from .local_portable import LocalPortable
 from .remote import asyncio_only, describe, imported
 from .remote_boot import Options, bundle, command, kernel_cell
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from .ipython import IPythonEnvironment
 
 _PYTHON = re.compile(r"(python|pypy)[\d.]*t?")
-_CLEAN = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
 _LONGEST_PATH = 100
 """Bytes of the path of a Unix socket, of the 107 that there are."""
 
@@ -67,7 +67,7 @@ class KernelMachine(LocalMachine):
                     stdin=far.fileno(),
                     stdout=far.fileno(),
                     stderr=subprocess.DEVNULL,
-                    env=dict(_CLEAN),
+                    env=dict(ENVIRON),
                     cwd="/",
                     pass_fds=tuple(self._pass_fds),
                     independent=True,  # it has a parent of ours that ends it
@@ -129,7 +129,7 @@ class Kernels(LocalPortable):
             read=[str(path) for path in environment.read_paths],
             write=[str(folder)],
             env={
-                **{name: Template(value).safe_substitute(_CLEAN) for name, value in manager.kernel_spec.env.items()},
+                **{name: Template(value).safe_substitute(ENVIRON) for name, value in manager.kernel_spec.env.items()},
                 "IPYTHONDIR": f"{folder}/ipython",
                 **dict.fromkeys(("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR"), str(folder)),
             },
