@@ -12,7 +12,7 @@ from ..repl.resources import threads_of
 from ..repl.sandbox import Report, Scope
 from .docker_container import Container
 from .docker_engine import Engine, prune
-from .remote import Confinement, Machine, RemoteEnvironment, asyncio_only
+from .remote import Confinement, RemoteEnvironment, asyncio_only
 from .remote_pool import Pool
 from .settings import check_pool_size
 from .units import parse_bytes
@@ -20,6 +20,7 @@ from .units import parse_bytes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from .machine import Machine
     from .remote_sandbox import RemoteSandbox
 
 __all__ = ["DockerEnvironment", "prune"]

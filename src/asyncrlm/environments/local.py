@@ -13,7 +13,7 @@ from msgspec.structs import force_setattr
 from ..errors import ConfigurationError
 from ..repl.resources import threads_of
 from ..repl.sandbox import Environment, Report, Sandbox, Scope
-from .local_order import Order, Request
+from .local_order import ENVIRON, Order, Request
 from .settings import ROWS, check_pool_size, check_settings, limits_of
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class LocalEnvironment(Environment, frozen=True, kw_only=True):
             size=file_size if own_folder and confine and "readonly" in facts.mounts else None,
             limits=limits,
             pid_max=pid_max,
-            env={"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"},
+            env=ENVIRON,
             in_force=report.isolation,
         )
 

@@ -15,7 +15,6 @@ from .channel import Channel
 from .context import LoadPlan, plan_load
 from .files import HostFile
 from .messages import (
-    MAX_FRAME,
     Answer,
     Call,
     Cancel,
@@ -27,9 +26,11 @@ from .messages import (
     Output,
     Ready,
 )
+from .resources import CLOSE_GRACE
 from .room import Room
 from .sandbox import Exit, Printed, Report, Sandbox
 from .uploads import Tell, Uploads
+from .worker.bounds import MAX_FRAME
 
 START_TIMEOUT = 60.0
 """Seconds a worker has to say `ready`."""
@@ -37,8 +38,6 @@ MAX_CODE = MAX_FRAME // 12 - 1000
 """Characters of a cell: each takes at most 12 bytes of a frame."""
 MAX_ERROR = 65_536
 """Characters kept of a traceback, half of them its head and half its tail; `raise ValueError(context)` is possible."""
-CLOSE_GRACE = 10.0
-"""Seconds to close a sandbox in, whatever is cancelled meanwhile."""
 
 
 class Link:

@@ -11,14 +11,7 @@ from typing import Any
 from msgspec import UNSET, Struct, UnsetType, field
 
 from .worker import codec
-
-PROTOCOL_VERSION = 1
-MAX_FRAME = 64 * 1024 * 1024
-"""Longest frame a worker may send, in bytes."""
-CREDIT = 128 * 1024 * 1024
-"""Bytes of call frames a worker may have unanswered; the reply to a call gives its bytes back."""
-MAX_CALLS = 65_536
-"""Calls a worker may have unanswered, whatever their bytes: each costs the host more than those."""
+from .worker.bounds import CREDIT, MAX_CALLS, PROTOCOL_VERSION
 
 Value = Any
 """JSON with the tags of `worker/codec.py`."""
@@ -180,6 +173,11 @@ class CellError(Struct, kw_only=True, omit_defaults=True):
     traceback: str = ""
     """From the first frame inside a cell; ends with a hint where a setting would have allowed what was denied."""
     interrupted: bool = False
+
+    @property
+    def text(self) -> str:
+        """The traceback, or else what can be said in one line."""
+        return self.traceback or f"{self.type}: {self.message}"
 
 
 class Done(_Frame, tag="done"):

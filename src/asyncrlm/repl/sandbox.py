@@ -133,6 +133,9 @@ class Sandbox(ABC):
         """Write a file of this name in the sandbox and return the path at which the worker can open it.
 
         `chunks` may be slow to make (encoding of a large text): it is consumed in a worker thread where it matters.
+
+        Raises:
+            ValueError: if it is not the name of a file in one folder.
         """
 
     async def pass_file(self, open_file: Callable[[], int]) -> None:
@@ -169,6 +172,12 @@ class Sandbox(ABC):
     @abstractmethod
     async def aclose(self) -> None:
         """Kill what is left and release everything, also if cancelled meanwhile. Closing twice is fine."""
+
+
+def check_file_name(name: str) -> None:
+    """Raises ValueError if `name` is not that of a file in one folder."""
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise ValueError(f"{name!r} is no plain file name")
 
 
 class Environment(Settings, frozen=True, kw_only=True, dict=True):

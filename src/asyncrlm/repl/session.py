@@ -15,9 +15,9 @@ import msgspec
 from ..errors import ConfigurationError, RLMError, SandboxLost
 from .broker import Broker, Services, SubCall, ToolRecord
 from .clock import CellClock, Verdict
-from .link import CLOSE_GRACE, Link, check_code
+from .link import Link, check_code
 from .outcome import CellOutcome, SubmittedAnswer, lost_between, outcome_of, submitted
-from .resources import threads_of
+from .resources import CLOSE_GRACE, threads_of
 from .sandbox import Environment, Report, Scope
 from .shelf import Shelf
 from .tool_desk import ToolDesk
@@ -260,7 +260,7 @@ class Session:
         if outcome.error is not None:
             link.kill("its setup_code failed")
             link.told = True
-            raise ConfigurationError(f"setup_code failed:\n{outcome.error.traceback or outcome.error.message}")
+            raise ConfigurationError(f"setup_code failed:\n{outcome.error.text}")
         if outcome.answer is not None:  # nobody asked yet
             await link.reset_answer()
         link.prepared = True

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from . import loading, report
 from .answer import Submission
+from .bounds import CREDIT, MAX_CALLS, PROTOCOL_VERSION
 from .calls import Calls
 from .cells import Cells, Namespace
 from .guard import before_exit, leave
@@ -19,9 +20,7 @@ from .stdio import Stdio
 from .surface import HostObject, Surface
 from .wire import Wire
 
-PROTOCOL_VERSION = 1
-
-__all__ = ["PROTOCOL_VERSION", "before_exit", "serve"]
+__all__ = ["before_exit", "serve"]
 
 
 class Worker:
@@ -78,8 +77,8 @@ class Worker:
         if frame.get("version", PROTOCOL_VERSION) != PROTOCOL_VERSION:
             print(f"the host speaks version {frame['version']} of the protocol, this worker {PROTOCOL_VERSION}")
             leave(64)
-        self.wire.credit = frame.get("credit", 128 * 1024 * 1024)
-        self.wire.most_calls = frame.get("calls", 1 << 16)
+        self.wire.credit = frame.get("credit", CREDIT)
+        self.wire.most_calls = frame.get("calls", MAX_CALLS)
         self.surface.raise_errors = frame.get("raise_errors", False)
         self.cells.show_values = frame.get("show_values", False)
         for name in frame.get("drop", ()):
