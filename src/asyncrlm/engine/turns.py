@@ -164,7 +164,7 @@ class Turns:
         outcome = refused or unrunnable(code) or await session.execute(code)
         error = outcome.lost
         if outcome.error is not None:
-            error = outcome.error.traceback or f"{outcome.error.type}: {outcome.error.message}"
+            error = outcome.error.text
         self.last_error = error or self.last_error
         self._telling.cell_finished(self.number, self._cells, outcome, error)
         return outcome
