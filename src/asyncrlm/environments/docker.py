@@ -97,7 +97,7 @@ class DockerEnvironment(RemoteEnvironment, frozen=True, kw_only=True):
 
     def config(self, keeper: Sequence[str], declared: Sequence[str], labels: dict[str, str]) -> dict[str, Any]:
         """The body of the request that makes the container; `declared` are the volumes that its image declares."""
-        memory, processes = parse_bytes("memory", self.memory), self.settings.max_processes
+        memory, processes = parse_bytes("memory", self.memory), self.max_processes
         tmpfs = f"rw,exec,nosuid,nodev,mode=1777,size={parse_bytes('tmp_size', self.tmp_size)}"
         # Declared volumes would be folders of the engine's disk, with no limit.
         in_memory = (SCRATCH, *declared) if self.read_only else (SCRATCH,)
@@ -164,7 +164,7 @@ class DockerEnvironment(RemoteEnvironment, frozen=True, kw_only=True):
             else None,
             "environment": "a container",
             "memory": "a container's limit" if self.memory is not None else None,
-            "fork_bomb": "a container's limit" if self.settings.max_processes is not None else None,
+            "fork_bomb": "a container's limit" if self.max_processes is not None else None,
             "disk": "a read-only root, a sized /tmp" if self.read_only else None,
             "outliving": "pid 1 of a container",
         }

@@ -127,7 +127,7 @@ class Kernels(LocalPortable):
             folder=machine.new_folder(),
             work=None if environment.workdir is None else str(environment.workdir),
             confine=environment.isolation != "none",
-            limits=limits_of(environment.settings),
+            limits=limits_of(environment),
             read=[str(path) for path in environment.read_paths],
             write=[str(folder)],
             env={
@@ -135,7 +135,7 @@ class Kernels(LocalPortable):
                 "IPYTHONDIR": f"{folder}/ipython",
                 **dict.fromkeys(("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR"), str(folder)),
             },
-            keep=max(1, environment.settings.max_output // 2),
+            keep=max(1, environment.max_output // 2),
         )
         required = ROWS if environment.isolation == "strict" else ()
         sandbox = RemoteSandbox(machine, options, report, threads=self._threads, required=required)

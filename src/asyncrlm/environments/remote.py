@@ -104,7 +104,7 @@ class RemoteEnvironment(Environment, frozen=True, kw_only=True):
 
     def options(self, machine: Machine) -> Options:
         """What the keeper is told."""
-        settings, allowed = self.settings, self.confinement()
+        allowed = self.confinement()
         return Options(
             folder=machine.new_folder(),
             work=self.workdir,
@@ -112,10 +112,10 @@ class RemoteEnvironment(Environment, frozen=True, kw_only=True):
             network=allowed.network,
             read=list(allowed.read),
             write=list(allowed.write),
-            limits=limits_of(settings),
+            limits=limits_of(self),
             env=dict(self.env),
             inherit=allowed.inherit,
-            keep=max(1, settings.max_output // 2),
+            keep=max(1, self.max_output // 2),
             binary=machine.binary,
             padding=machine.padding,
         )

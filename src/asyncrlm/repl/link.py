@@ -68,8 +68,6 @@ class Link:
         self.done: Done | None = None
         self.changed = anyio.Event()
         """Set when what the session waits for has come (`loaded` or `done`), or never will."""
-        self.loaded: set[str] = set()
-        """Names of the variables that were loaded."""
         self.told = False
         """Whether its end has been told to who uses the session."""
         self._why: str | None = None  # it was killed
@@ -212,7 +210,7 @@ class Link:
             printed = self.take_output()[1].text().strip()
             raise SandboxLost(f"the worker is gone: {self.fate()}" + (f"\n{printed[-2000:]}" if printed else ""))
 
-    async def load(self, plan: LoadPlan, *, reserve: bool = True) -> None:
+    async def load(self, plan: LoadPlan) -> None:
         """Bind a variable.
 
         Raises:
@@ -221,7 +219,7 @@ class Link:
         """
         self._loads += 1
         number = self._loads
-        frame = Load(id=number, name=plan.name, form=plan.form, reserve=reserve, also=plan.also)
+        frame = Load(id=number, name=plan.name, form=plan.form, also=plan.also)
         self.changed = anyio.Event()
         self._load_error = None
         if plan.inline or plan.form in ("lazy", "table", "folder"):
@@ -248,7 +246,6 @@ class Link:
         if self._load_error is not None:
             raise ConfigurationError(f"{plan.name} could not be loaded: {self._load_error}")
         self.check()
-        self.loaded.add(plan.name)
 
     async def hand_over(self, key: str, file: HostFile) -> str | None:
         """Give a cell a file of the host: its path in the sandbox, or None if its descriptor was passed, which the next

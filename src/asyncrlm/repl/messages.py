@@ -36,7 +36,7 @@ class Init(_Frame, tag="init"):
     """Send a short repr of each variable with `done`, not only its type."""
     tools: dict[str, str] = field(default_factory=dict[str, str])
     """Host callables and what `help` says of them, the signature first; "name.function" for those of an object that
-    stays on the host; values arrive as `load` frames with `reserve`."""
+    stays on the host; values arrive as `load` frames."""
     awaitable: list[str] = field(default_factory=list[str])
     """Those of `tools` whose results cells may await, as of coroutine functions."""
     drop: list[str] = field(default_factory=list[str])
@@ -44,7 +44,7 @@ class Init(_Frame, tag="init"):
 
 
 class Load(_Frame, tag="load"):
-    """Bind a variable. One of `value`, `path`, `descriptor` says where it comes from.
+    """Bind a variable, which is put back after each cell. One of `value`, `path`, `descriptor` says where it is from.
 
     `form`: "text" (UTF-8 with surrogatepass), "bytes", "json" (codec values), "pickle" (host → worker only),
     "code" (executed; the variable is what it binds under `name`), "documents" (an index and files), "lazy" (a file that
@@ -60,8 +60,6 @@ class Load(_Frame, tag="load"):
     """A file in the sandbox; the worker removes it once loaded."""
     descriptor: bool = False
     """The next descriptor that was passed to the worker."""
-    reserve: bool = True
-    """Restored after each cell, like `context`."""
     also: str | None = None
     """Another name for the same value."""
 
@@ -92,14 +90,6 @@ class Dropped(_Frame, tag="dropped"):
 
     ids: list[tuple[int, int]]
     """First and last of each row of them."""
-
-
-class Interrupt(_Frame, tag="interrupt"):
-    """For a keeper only: stop the cell."""
-
-
-class Close(_Frame, tag="close"):
-    """The worker exits."""
 
 
 # ---- worker → host ---------------------------------------------------------------------------------------------------
@@ -218,4 +208,4 @@ class Exited(_Frame, tag="exited"):
 
 
 FromWorker = Ready | Loaded | Call | Cancel | Answer | Done | Output | Exited
-ToWorker = Init | Load | Execute | Reply | Dropped | Interrupt | Close
+ToWorker = Init | Load | Execute | Reply | Dropped

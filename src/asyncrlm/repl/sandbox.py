@@ -192,11 +192,6 @@ class Environment(Settings, frozen=True, kw_only=True, dict=True):
     renamed: ClassVar[dict[str, str]] = {}
     """Other names of settings, in `environment_kwargs`, such as one that a ClassVar has here."""
 
-    @property
-    def settings(self) -> Settings:
-        """The common settings, which are its own."""
-        return self
-
     def check(self) -> None:
         """Look for what it needs in this process, without starting anything; asked when it is given to an `AsyncRLM`.
 

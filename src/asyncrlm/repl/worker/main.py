@@ -106,28 +106,23 @@ class Worker:
         return {"t": "loaded", "id": frame["id"], "error": error}
 
     def _bind(self, frame: dict[str, Any]) -> None:
-        name, reserve = frame["name"], frame.get("reserve", True)
-        names = self.namespace.names
+        name = frame["name"]
         if frame.get("form") == "code":
-            self.cells.execute(loading.load(frame, self.wire.descriptors, self.surface), f"<cell {name or 'setup'}>")
+            self.cells.execute(loading.load(frame, self.wire.descriptors, self.surface), f"<cell {name}>")
             self.stdio.flush()
             self.stdio.restore()
             self.namespace.restore()
-            if not reserve:
-                return
-            if name not in names:
+            if name not in self.namespace.names:
                 raise NameError(f"the code does not bind {name!r}")
-            value = names[name]
+            value = self.namespace.names[name]
         else:
             value = loading.load(frame, self.wire.descriptors, self.surface)
         if name == "answer":
             self.submission.reset(value)
             self.namespace.restore()
-        elif reserve:
+        else:
             self.namespace.reserve(name, value)
             self._alias(name, frame.get("also"), value)
-        else:
-            names[name] = value
 
     def _alias(self, name: str, also: str | None, value: Any) -> None:
         """`context` is `context_0` and `history` is `history_0`, or what the host says, without being there twice."""
