@@ -25,10 +25,10 @@ from .engine.settings import (
     DEFAULT_SUBCALL_TIMEOUT,
     DEFAULT_TOOL_TIMEOUT,
     Compactor,
-    LimitsMode,
     OnLimit,
     OnSubcallError,
 )
+from .ledger import LimitsMode
 from .lm.clients import Backend
 from .lm.pacing import Pacer
 from .mcp.server import MCPServer

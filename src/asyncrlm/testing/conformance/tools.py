@@ -14,7 +14,7 @@ import anyio.lowlevel
 
 from ... import Environment, MCPServer, Repl
 from . import tool_server
-from .base import Conformance, check, expect, printed, report, same, working
+from .base import Conformance, Held, check, expect, printed, report, same, working
 from .web import serving
 
 
@@ -99,40 +99,21 @@ class Tools(Conformance):
 
     @check()
     async def test_a_tool_is_cancelled_with_its_cell(self, environment: Environment) -> None:
-        begun, cancelled = anyio.Event(), anyio.Event()
-
-        async def hold() -> None:
-            begun.set()
-            try:
-                await anyio.sleep_forever()
-            finally:
-                cancelled.set()
-
-        async with working(Repl(environment, custom_tools={"hold": hold})) as repl:
+        held = Held()
+        async with working(Repl(environment, custom_tools={"hold": held.hold})) as repl:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(repl.execute, "hold()")
-                await begun.wait()
+                await held.begun.wait()
                 tasks.cancel_scope.cancel()
-            expect(cancelled.is_set(), "a tool went on after its cell was cancelled")
+            expect(held.cancelled.is_set(), "a tool went on after its cell was cancelled")
 
     @check()
     async def test_a_tool_is_cancelled_when_its_cell_has_ended(self, environment: Environment) -> None:
-        begun, cancelled = anyio.Event(), anyio.Event()
-
-        async def hold() -> None:
-            begun.set()
-            try:
-                await anyio.sleep_forever()
-            finally:
-                cancelled.set()
-
-        async def seen() -> None:
-            await begun.wait()
-
+        held = Held()
         code = "import threading\nthreading.Thread(target=hold, daemon=True).start()\nseen()\nprint('over')"
-        async with working(Repl(environment, custom_tools={"hold": hold, "seen": seen})) as repl:
+        async with working(Repl(environment, custom_tools={"hold": held.hold, "seen": held.seen})) as repl:
             same(await printed(repl, code), "over\n", "a cell that leaves a thread waiting for a tool")
-            expect(cancelled.is_set(), "a tool went on after the cell that called it had ended")
+            expect(held.cancelled.is_set(), "a tool went on after the cell that called it had ended")
 
     @check()
     async def test_an_object_stays_on_the_host_behind_its_functions(self, environment: Environment) -> None:
