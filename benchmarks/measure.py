@@ -118,7 +118,7 @@ def settle() -> None:
     modules of a vendor's SDK stalls any loop, and would be measured wherever it happened to fall."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(3_000, 50, 1_000)
+    gc.set_threshold(1_000, 10, 1_000)
 
 
 class Stalls:

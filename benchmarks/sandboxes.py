@@ -188,7 +188,9 @@ async def measure(place: Place, size: Size) -> dict[str, float] | str:
 def table(found: dict[str, dict[str, float] | str], size: Size) -> str:
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     lines = [
-        f"Medians, {datetime.now(UTC):%Y-%m-%d}, {machine}; load {os.getloadavg()[0]:.1f}. To reach in brackets.",
+        f"Medians of {size.runs} runs, {size.cells} cells, {size.rounds} times {size.calls} sub-calls, {size.rounds}",
+        f"contexts and {size.rounds} times {size.many} runs at once; {datetime.now(UTC):%Y-%m-%d}, {machine};",
+        f"load {os.getloadavg()[0]:.1f}. To reach in brackets.",
         "",
         f"| | {' | '.join(ROWS.values())} |",
         "|---|" + "---|" * len(ROWS),

@@ -16,7 +16,7 @@ from asyncrlm.repl.resources import threads_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from asyncrlm.environments.remote import Machine
+    from asyncrlm.environments.machine import Machine
     from asyncrlm.repl.sandbox import Scope
 
 

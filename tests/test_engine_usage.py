@@ -126,3 +126,12 @@ async def test_a_reply_of_a_model_alone_is_booked_once() -> None:
     with anyio.fail_after(20):
         usage = (await AsyncRLM(root, max_depth=0).acompletion("CTX")).usage_summary
     assert (usage.total_calls, usage.total_input_tokens) == (1, 1_000)
+
+
+async def test_a_sub_call_tells_of_cached_input_and_of_thoughts() -> None:
+    usage = LMUsage(input_tokens=9, output_tokens=8, cached_tokens=7, reasoning_tokens=6)
+    rlm = AsyncRLM(scripted(submit("llm_query('x')")), other_backends=[ScriptedLM([LMReply(text="y", usage=usage)])])
+    with anyio.fail_after(20):
+        async with rlm.astream("CTX") as events:
+            (told,) = [event async for event in events if isinstance(event, SubcallFinished)]
+    assert (told.input_tokens, told.cached_tokens, told.output_tokens, told.reasoning_tokens) == (9, 7, 8, 6)

@@ -288,34 +288,14 @@ def hard() -> Iterator[Ledger]:
     assert ledger.tokens <= 1_000
 
 
-async def by_changed(ledger: Ledger, what: Need) -> Reservation:
-    while (reservation := ledger.try_reserve(what)) is None:
-        await ledger.changed()
-    return reservation
-
-
-async def by_reserve(ledger: Ledger, what: Need) -> Reservation:
-    return await ledger.reserve(what)
-
-
-both_ways = pytest.mark.parametrize("take", [by_changed, by_reserve])
-
-
 @pytest.mark.anyio
-async def test_changed_returns_at_once_when_nothing_is_open(hard: Ledger) -> None:
-    with anyio.fail_after(10):
-        await hard.changed()
-
-
-@pytest.mark.anyio
-@both_ways
-async def test_everybody_gets_room_or_the_error(hard: Ledger, take: Any) -> None:
+async def test_everybody_gets_room_or_the_error(hard: Ledger) -> None:
     """40 calls of at most 100 tokens that use 50: 19 fit, the others get the error, nobody waits for ever."""
     ended: list[str] = []
 
     async def call() -> None:
         try:
-            reservation = await take(hard, need(50, output_cap=50))
+            reservation = await hard.reserve(need(50, output_cap=50))
         except TokenLimitExceededError:
             ended.append("refused")
             return
@@ -334,7 +314,7 @@ async def test_everybody_gets_room_or_the_error(hard: Ledger, take: Any) -> None
 
 @pytest.mark.anyio
 async def test_first_come_first_served(hard: Ledger) -> None:
-    """A big call is not overtaken by small ones that came later, whichever way they ask."""
+    """A big call is not overtaken by small ones that came later."""
     order: list[int] = []
     first = reserved(hard, need(500, output_cap=400))
 
@@ -354,8 +334,7 @@ async def test_first_come_first_served(hard: Ledger) -> None:
 
 
 @pytest.mark.anyio
-@both_ways
-async def test_a_cancelled_waiter_leaves_its_turn_to_the_next(hard: Ledger, take: Any) -> None:
+async def test_a_cancelled_waiter_leaves_its_turn_to_the_next(hard: Ledger) -> None:
     """Cancelled in the same moment as room comes, the first must not keep the second from it."""
     first = reserved(hard, need(500, output_cap=400))
     served = 0
@@ -363,7 +342,7 @@ async def test_a_cancelled_waiter_leaves_its_turn_to_the_next(hard: Ledger, take
 
     async def call() -> None:
         nonlocal served
-        reservation = await take(hard, need(400, output_cap=400))
+        reservation = await hard.reserve(need(400, output_cap=400))
         reservation.release()
         served += 1
 
@@ -385,8 +364,7 @@ async def test_a_cancelled_waiter_leaves_its_turn_to_the_next(hard: Ledger, take
 
 
 @pytest.mark.anyio
-@both_ways
-async def test_a_waiter_can_be_cancelled(hard: Ledger, take: Any) -> None:
+async def test_a_waiter_can_be_cancelled(hard: Ledger) -> None:
     """A big one that gives up lets a small one behind it in, though nothing was settled meanwhile."""
     open_ = reserved(hard, need(300, output_cap=300))
     scope = anyio.CancelScope()
@@ -394,10 +372,10 @@ async def test_a_waiter_can_be_cancelled(hard: Ledger, take: Any) -> None:
 
     async def big() -> None:
         with scope:
-            await take(hard, need(500, output_cap=400))
+            await hard.reserve(need(500, output_cap=400))
 
     async def small() -> None:
-        got.append(await take(hard, need(100, output_cap=100)))
+        got.append(await hard.reserve(need(100, output_cap=100)))
 
     with anyio.fail_after(10):
         async with anyio.create_task_group() as tasks:

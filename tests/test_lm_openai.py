@@ -95,7 +95,7 @@ async def test_lone_surrogates_are_replaced_and_pairs_joined() -> None:
 async def test_what_is_no_json_is_a_bad_request_and_not_sent() -> None:
     async with serving("a") as (server, client):
         with pytest.raises(LMError, match="JSON") as caught:
-            await client.acomplete(ask(sampling_args={"stop": object()}))
+            await client.acomplete(ask(sampling_args={"seed": object()}))
     assert (caught.value.kind, server.requests) == ("bad_request", [])
 
 

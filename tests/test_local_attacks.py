@@ -152,7 +152,8 @@ async def test_read_paths_and_packages_are_readable(scope: PlainScope, tmp_path:
         assert await c.attempt(f"open({str(tmp_path / 'c.txt')!r})")
         assert await c.attempt(f"open({str(tmp_path / 'a' / 'b.txt')!r}, 'a')")
         assert await c.run("import anyio, msgspec; print(anyio.__name__, msgspec.__name__)") == "anyio msgspec\n"
-        assert await c.attempt("import asyncrlm") is not None or "site-packages" in asyncrlm.errors.__file__
+        if "site-packages" not in asyncrlm.errors.__file__:
+            assert await c.attempt("import asyncrlm")
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
@@ -405,4 +406,6 @@ async def test_the_kernel_is_small(scope: PlainScope) -> None:
     async with client(scope, scope.place(_mode=scope.mode, isolation="none")) as c:
         # Not clone3: where it works there are two processes that go on with the cell.
         control = {k: KERNEL[k] for k in ("user namespace", "userfaultfd")}
-        assert "user namespace" in through(await assault(c, control)) or os.getuid()
+        came = through(await assault(c, control))
+        if not os.getuid():
+            assert "user namespace" in came

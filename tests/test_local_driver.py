@@ -98,7 +98,7 @@ async def test_output_is_bounded_and_all_there(no_leaks: None) -> None:
         assert await c.run("pass") == ""
         await c.run("import subprocess; p = subprocess.Popen(['/usr/bin/yes'], start_new_session=True)")
         with anyio.fail_after(CAP):
-            assert "ours" in (await c.run("print('ours', flush=True); p.kill()")) or True
+            await c.run("p.kill()")
             assert await c.attempt("p.wait()") is None
 
 

@@ -23,12 +23,12 @@ def test_a_name_and_settings_make_an_environment(tmp_path: Path) -> None:
         "local", {"cell_timeout": 3, "memory_limit": "1GB", "workdir": str(tmp_path), "read_paths": [tmp_path]}
     )
     assert isinstance(made, LocalEnvironment)
-    assert made.settings.cell_timeout == 3
-    assert made.settings.memory_limit == "1GB"
+    assert made.cell_timeout == 3
+    assert made.memory_limit == "1GB"
     assert made.workdir == tmp_path.resolve()
     assert environment(made) is made
     assert environment().name == "local"
-    assert environment("local", {"cell_timeout": None, "max_processes": None}).settings.max_processes is None
+    assert environment("local", {"cell_timeout": None, "max_processes": None}).max_processes is None
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_values_of_a_wrong_type_are_named(name: str, kwargs: dict[str, Any], mes
 
 def test_drivers_take_the_common_settings_as_they_are_listed() -> None:
     made = LocalEnvironment(cell_timeout=2, max_output=1000)
-    assert (made.settings.cell_timeout, made.settings.max_output, made.memory_limit) == (2, 1000, "2GB")
+    assert (made.cell_timeout, made.max_output, made.memory_limit) == (2, 1000, "2GB")
     assert made == environment("local", {"cell_timeout": 2, "max_output": 1000})
     for name in NAMES:
         assert environment(name, {"cell_timeout": 2}).cell_timeout == 2

@@ -56,7 +56,7 @@ def fold(*events: Event) -> Trajectory:
 def test_a_run_in_the_references_shape() -> None:
     call = SubcallFinished(
         run_id="root", subcall=1, kind="llm", model="s", prompt="p", response="r", input_tokens=5, output_tokens=1,
-        cost=0.25, seconds=0.125,
+        cached_tokens=4, cost=0.25, seconds=0.125,
     )  # fmt: skip
     failed = SubcallFinished(
         run_id="root", subcall=2, kind="llm", model="s", prompt="q", error="Error: no", cost=math.nan
@@ -92,7 +92,8 @@ def test_a_run_in_the_references_shape() -> None:
     good, bad = result["rlm_calls"]
     assert (good["root_model"], good["prompt"], good["response"]) == ("s", "p", "r")
     assert good["usage_summary"]["total_cost"] == 0.25
-    assert good["usage_summary"]["model_usage_summaries"]["s"]["total_input_tokens"] == 5
+    used = good["usage_summary"]["model_usage_summaries"]["s"]
+    assert (used["total_input_tokens"], used["cached_tokens"], used["reasoning_tokens"]) == (5, 4, 0)
     assert "error" not in good
     assert bad["error"] == "Error: no"
     assert bad["usage_summary"]["complete"] is False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import inspect
 import json
 import os
@@ -105,8 +106,8 @@ def _layer(name: str) -> int:
     return next(number for number, names in enumerate(LAYERS) if name in names)
 
 
-def _imports(path: Path) -> set[str]:
-    """The parts of the package that a module imports, at its top, inside functions or for types only."""
+def _imported(path: Path) -> set[str]:
+    """All that a module imports, at its top, inside functions or for types only."""
     here = ("asyncrlm", *path.relative_to(PACKAGE).with_suffix("").parts)
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -117,11 +118,13 @@ def _imports(path: Path) -> set[str]:
             base = ".".join(here[: len(here) - node.level]) + "." if node.level else ""
             module = f"{base}{node.module or ''}".rstrip(".")
             names = [f"{module}.{alias.name}" for alias in node.names]
-        for name in names:
-            parts = name.split(".")
-            if parts[0] == "asyncrlm" and len(parts) > 1:
-                found.add(_home(parts[1]))
+        found.update(name for name in names if name.startswith("asyncrlm."))
     return found
+
+
+def _imports(path: Path) -> set[str]:
+    """The parts of the package that a module imports."""
+    return {_home(name.split(".")[1]) for name in _imported(path)}
 
 
 def _home(name: str) -> str:
@@ -140,6 +143,20 @@ def test_each_layer_imports_only_those_below(path: Path) -> None:
         below = _layer(imported) > _layer(part)
         beside = imported in LAYERS[_layer(part)]
         assert below or beside, f"{part} imports {imported}, which stands above it"
+
+
+def _named(path: Path) -> str:
+    return ".".join(("asyncrlm", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+
+
+def test_no_modules_import_each_other() -> None:
+    modules = {_named(path): path for path in MODULES if path.parent != PACKAGE or path.stem != "__init__"}
+
+    def module(name: str) -> str | None:
+        return name if name in modules else name.rpartition(".")[0] if name.rpartition(".")[0] in modules else None
+
+    found = {name: {module(imported) for imported in _imported(path)} - {None} for name, path in modules.items()}
+    graphlib.TopologicalSorter(found).prepare()
 
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "repl" / "worker").glob("*.py")), ids=lambda p: p.name)

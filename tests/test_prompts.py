@@ -124,7 +124,6 @@ def test_templates_can_be_replaced() -> None:
             {"kind": "documents", "size": 10, "items": 2, "first": ["'a.md'", "'b/c.md'"]},
             "2 files, 10 bytes as files. Names: 'a.md', 'b/c.md'.",
         ),
-        ({"kind": "str", "size": 1, "names": ["context_0", "context_1"]}, "also in `context_0`, `context_1`."),
     ],
 )
 def test_context_message(kwargs: dict[str, Any], says: str) -> None:

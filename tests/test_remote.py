@@ -125,8 +125,7 @@ async def test_a_cell_that_kills_its_keeper_loses_its_sandbox_and_no_more() -> N
             kill = "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nwhile True: pass"
             result = await r.execute(kill)
             lost = (result.error or "") + result.stderr
-            if "cannot" not in lost and "PermissionError" not in lost:
-                assert "keeper ended with status -9" in lost
+            assert "keeper ended with status -9" in lost
             assert (await r.execute("print(1)")).stdout == "1\n"
 
 
@@ -293,8 +292,8 @@ async def test_what_is_in_force_is_reported() -> None:
             assert r.report.isolation["memory"] == "RLIMIT_DATA"
             assert "outliving" in r.report.isolation
             result = await r.execute("open('/etc/passwd')")
-            if r.report.isolation["read_outside"]:
-                assert "PermissionError" in (result.error or "") + result.stderr
+            refused = "PermissionError" in (result.error or "") + result.stderr
+            assert refused is bool(r.report.isolation["read_outside"])
 
 
 async def test_strict_wants_every_row_held() -> None:

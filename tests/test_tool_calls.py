@@ -78,7 +78,7 @@ async def test_each_call_is_an_event_and_in_the_trajectory_and_in_the_log(tmp_pa
     assert calls[0]["args"] == looked.args
     assert calls[0]["result_bytes"] == looked.result_bytes
     assert calls[1]["error"] == failed.error
-    assert calls[1]["execution_time"] >= 0
+    assert [call["execution_time"] for call in calls] == [looked.seconds, failed.seconds]
 
     (log,) = tmp_path.iterdir()
     lines = [json.loads(line) for line in log.read_text("utf-8").splitlines()]

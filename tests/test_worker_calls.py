@@ -427,7 +427,7 @@ def test_a_call_after_its_cell_is_refused(host: Host) -> None:
         "import atexit\nth = threading.Thread(target=late); th.start()\nthreading.Timer(0.05, go.set).start()"
     )
     assert host.run(code).error is None
-    host.load("synchronise", form="code", value="th.join()\nsynchronise = 1", reserve=False)
+    host.load("synchronise", form="code", value="th.join()\nsynchronise = 1")
     assert "is over" in host.show("print(out[0])")
 
 

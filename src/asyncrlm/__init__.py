@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from .environments import Scope as Scope
     from .environments import Settings as Settings
     from .environments.local import LocalEnvironment as LocalEnvironment
+    from .environments.machine import Machine as Machine
     from .environments.remote import Confinement as Confinement
-    from .environments.remote import Machine as Machine
     from .environments.remote import RemoteEnvironment as RemoteEnvironment
     from .errors import (
         BudgetExceededError as BudgetExceededError,
@@ -120,7 +120,7 @@ _HOMES = {
     "Environment": "environments",
     "LocalEnvironment": "environments.local",
     "RemoteEnvironment": "environments.remote",
-    "Machine": "environments.remote",
+    "Machine": "environments.machine",
     "Confinement": "environments.remote",
     "Sandbox": "environments",
     "Scope": "environments",

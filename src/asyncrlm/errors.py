@@ -8,7 +8,7 @@
      │    ├── TokenLimitExceededError
      │    ├── SubcallLimitExceededError
      │    └── ErrorThresholdExceededError
-     ├── CancellationError             Ctrl-C inside the blocking `RLM.completion`
+     ├── CancellationError             Ctrl-C in a call of the blocking `RLM`
      ├── SandboxLost                   the place where cells run is gone and could not be had again
      ├── ProtocolError                 a worker sent what no honest worker sends
      └── LMError                       a model could not be asked, or did not answer
@@ -183,7 +183,10 @@ class ErrorThresholdExceededError(LimitError):
 
 
 class CancellationError(RLMError):
-    """Ctrl-C while `RLM.completion` was running. Async callers see their framework's own cancellation instead."""
+    """Ctrl-C in a call of the blocking `RLM`, its stream or its session, or another thread stopped it meanwhile.
+
+    Async callers see their framework's own cancellation instead.
+    """
 
 
 class SandboxLost(RLMError):

@@ -163,6 +163,10 @@ class SubcallFinished(Event, frozen=True, kw_only=True):
     """As of `ModelReplied`; None for a child run."""
     input_tokens: int | None = None
     output_tokens: int | None = None
+    cached_tokens: int | None = None
+    """Of the input: read from the provider's cache."""
+    reasoning_tokens: int | None = None
+    """Of the output: thoughts."""
     cost: float | None = None
     cached: bool = False
     waited: float = 0.0

@@ -130,8 +130,6 @@ class Ledger:
 
         self._queue: OrderedDict[_Waiter, None] = OrderedDict()
         """Calls inside `reserve`, first come first. While any waits, a reservation is open."""
-        self._change: anyio.Event | None = None
-        """Set and forgotten at the next settlement or release; made by the first who waits in `changed`."""
 
     # ---- reserving ---------------------------------------------------------------------------------------------------
 
@@ -183,17 +181,6 @@ class Ledger:
         money = 0 if settlement.cost is None else picodollars(settlement.cost, ROUND_HALF_EVEN)
         self._open += 1  # which `_book` takes away
         self._book(Size(), Size(settlement.input_tokens, settlement.output_tokens, money), settlement)
-
-    async def changed(self) -> None:
-        """Wait until some reservation is settled or released; with nothing in flight return at once.
-
-        All who wait are woken, to try again: prefer `reserve`, which wakes only who is served.
-        """
-        if not self._open:
-            return await anyio.lowlevel.checkpoint()
-        if self._change is None:
-            self._change = anyio.Event()
-        return await self._change.wait()
 
     def hold_back(self, need: Need) -> None:
         """Keep room for the last call of the run, which says `closing=True`. A new allowance replaces the old one.
@@ -365,9 +352,6 @@ class Ledger:
             self._tokens += used.tokens
             self._add(used, settlement)
         self._serve()
-        if self._change is not None:
-            self._change.set()
-            self._change = None
         if settlement is not None and self._on_settle is not None:
             self._on_settle(settlement)
 

@@ -25,10 +25,10 @@ from .engine.settings import (
     DEFAULT_SUBCALL_TIMEOUT,
     DEFAULT_TOOL_TIMEOUT,
     Compactor,
-    LimitsMode,
     OnLimit,
     OnSubcallError,
 )
+from .ledger import LimitsMode
 from .lm.clients import Backend
 from .lm.pacing import Pacer
 from .mcp.server import MCPServer
@@ -228,13 +228,14 @@ class AsyncRLM:
         """One run: `prompt` becomes `context` in the REPL, `root_prompt` is what the root model is asked about it.
 
         Args:
-            prompt: A str, bytes, dict, list, or a `pathlib.Path` to a text file.
+            prompt: Plain data, records, files and folders, web pages, streams or tables; "Contexts" in README.md says
+                what each is in a cell.
             root_prompt: The question.
             tags: Kept with the result and in the log.
-            **overrides: For this call alone: limits, `sampling_args`, `custom_tools`, `tenant`; `lazy=True`, a
-                prompt that is a path to a text file stays a file in cells, whatever its size; or `response_format`,
-                what the answer must be: a type that msgspec or pydantic can handle, a JSON schema, or OpenAI's own
-                form of one. `parsed` of the result is then its value, `response` its JSON.
+            **overrides: For this call alone: limits, `sampling_args`, `custom_tools`, `tenant`, `web`;
+                `lazy=True`, files and folders of the prompt stay files in cells, whatever their size; or
+                `response_format`, what the answer must be: a type that msgspec or pydantic can handle, a JSON schema,
+                or OpenAI's own form of one. `parsed` of the result is then its value, `response` its JSON.
 
         Raises:
             ConfigurationError: if the call itself is wrong.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sized
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Protocol, Self, cast
 
 import msgspec
 from msgspec import Struct, field
@@ -125,6 +126,33 @@ class UsageSummary(_Record):
         if self.total_cost is not None:
             totals["total_cost"] = self.total_cost
         return totals
+
+
+class _Used(Protocol):
+    @property
+    def input_tokens(self) -> int | None: ...
+    @property
+    def output_tokens(self) -> int | None: ...
+    @property
+    def cached_tokens(self) -> int | None: ...
+    @property
+    def reasoning_tokens(self) -> int | None: ...
+    @property
+    def cost(self) -> float | None: ...
+
+
+def usage_of_one(model: str, used: _Used) -> UsageSummary:
+    """The summary of one request; `used` is what its provider said, None where it did not say."""
+    summary = ModelUsageSummary(
+        total_calls=1,
+        total_input_tokens=used.input_tokens or 0,
+        total_output_tokens=used.output_tokens or 0,
+        total_cost=used.cost if used.cost is not None and math.isfinite(used.cost) else None,
+        cached_tokens=used.cached_tokens or 0,
+        reasoning_tokens=used.reasoning_tokens or 0,
+        complete=used.input_tokens is not None and used.output_tokens is not None,
+    )
+    return UsageSummary(model_usage_summaries={model: summary})
 
 
 class RLMChatCompletion(_Record):

@@ -13,9 +13,10 @@ import msgspec
 from .. import ConfigurationError, Environment, Repl, RLMError
 from ..environments import NAMES, environment
 from ..environments.remote import describe
+from ..repl.sandbox import Settings
 
 if TYPE_CHECKING:
-    from ..repl.sandbox import Sandbox, Scope, Settings
+    from ..repl.sandbox import Sandbox, Scope
 
 State = Literal["usable", "missing", "failed"]
 USABLE: Final = "usable"
@@ -55,10 +56,6 @@ class _Opening(Environment, frozen=True, kw_only=True):
     name: ClassVar[str] = "checked"
     inner: Environment
     opened: list[float]
-
-    @property
-    def settings(self) -> Settings:
-        return self.inner.settings
 
     async def open(self, scope: Scope) -> Sandbox:
         sandbox = await self.inner.open(scope)
@@ -101,7 +98,8 @@ async def _check(name: str, place: Environment, seconds: float) -> Checked:
 
 class _Trial:
     def __init__(self, place: Environment, found: Checked) -> None:
-        self._place = _Opening(inner=place, opened=[])
+        common = {name: getattr(place, name) for name in Settings.__struct_fields__}
+        self._place = _Opening(inner=place, opened=[], **common)
         self._found = found
         self.step = "create"
 

@@ -85,18 +85,17 @@ class Asking:
         messages = (*messages, Message("user", stated))
         if messages[-2].role == "user":
             messages = (*messages[:-2], Message("user", f"{messages[-2].content}\n\n{stated}"))
-        text = _text(spec, await self._structured(spec, messages, shape, send, ""))
-        try:
-            return await self._read(shape, text)
-        except Misfit as misfit:
-            told = words.misfit_message(self._prompts, str(misfit), in_cell=False)
-        messages = (*messages, Message("assistant", text), Message("user", told))
-        text = _text(spec, await self._structured(spec, messages, shape, send, "again"))
-        try:
-            return await self._read(shape, text)
-        except Misfit as misfit:
-            told = f"model {spec.model!r} was asked twice, and no reply fits schema=: {misfit}"
-            raise LMError(told, kind="schema", retryable=True) from misfit
+        misfits: list[Misfit] = []
+        for which in ("", "again"):
+            text = _text(spec, await self._structured(spec, messages, shape, send, which))
+            try:
+                return await self._read(shape, text)
+            except Misfit as misfit:
+                misfits.append(misfit)
+                told = words.misfit_message(self._prompts, str(misfit), in_cell=False)
+                messages = (*messages, Message("assistant", text), Message("user", told))
+        told = f"model {spec.model!r} was asked twice, and no reply fits schema=: {misfits[-1]}"
+        raise LMError(told, kind="schema", retryable=True) from misfits[-1]
 
     def shape(self, schema: Any) -> Shape:
         """What `schema=` in a cell asks for.

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
+from ..ledger import LimitsMode
 from ..repl.web import Web
-from .settings import LimitsMode, OnLimit, OnSubcallError
+from .settings import OnLimit, OnSubcallError
 
 
 class Overrides(TypedDict, total=False):

@@ -179,7 +179,6 @@ def context_message(
     kind: str,
     size: int,
     items: int | None = None,
-    names: Sequence[str] = (),
     type_name: str = "",
     first: Sequence[str] = (),
     root_prompt: str | None = None,
@@ -191,7 +190,6 @@ def context_message(
         kind: As of `ContextInfo`, or the name of another type.
         size: Characters of text; bytes of bytes or of files.
         items: Number of items, fields or files.
-        names: All variables that hold a context, if there is more than `context`.
         type_name: Its class, where the kind does not say it.
         first: Its first keys, its fields, or the first names of files.
         root_prompt: The question, where it was given apart from the context.
@@ -199,10 +197,10 @@ def context_message(
     what, unit, counted = _KINDS.get(kind, (f"of type {type_name or kind}", "characters", "items"))
     what = fill(what, type=type_name)
     entries = "" if items is None else f"{_counted(items, counted)}, "
-    more = f" Contexts are also in {', '.join(f'`{name}`' for name in names)}." if len(names) > 1 else ""
+    more = ""
     if first:
         rest = ", …" if items is not None and items > len(first) else ""
-        more += f" {_FIRST.get(kind, 'Its first keys')}: {', '.join(first)}{rest}."
+        more = f" {_FIRST.get(kind, 'Its first keys')}: {', '.join(first)}{rest}."
     question = _question(prompts, root_prompt) or prompts.no_question
     text = fill(prompts.context, kind=what, size=entries + _counted(size, unit), more=more, question=question)
     return clean(text)

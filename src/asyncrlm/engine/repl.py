@@ -35,7 +35,7 @@ from ..repl.session import CellOutcome, Session
 from ..repl.tool_desk import ToolDesk
 from ..repl.tools import HostTools, check_context_name
 from ..repl.web import Web
-from ..types import ModelUsageSummary, REPLResult, RLMChatCompletion, UsageSummary
+from ..types import REPLResult, RLMChatCompletion, usage_of_one
 from .approval import Approval
 from .asking import Asking
 from .configure import (
@@ -321,30 +321,14 @@ class _Asking:
 
         async def send(request: LMRequest, which: str) -> LMReply:
             reply = await self.door.ask(spec, request, place=f"{call.id}{which}", seconds=self._timeout)
-            record.usage_summary = _usage(spec.model, reply)
+            record.usage_summary = usage_of_one(spec.model, reply.usage)
             return reply
 
         return await self._asking.reply(spec, call, send)
 
 
-def _usage(model: str, reply: LMReply) -> UsageSummary:
-    usage = reply.usage
-    summary = ModelUsageSummary(
-        total_calls=1,
-        total_input_tokens=usage.input_tokens or 0,
-        total_output_tokens=usage.output_tokens or 0,
-        total_cost=usage.cost,
-        cached_tokens=usage.cached_tokens or 0,
-        reasoning_tokens=usage.reasoning_tokens or 0,
-        complete=usage.input_tokens is not None and usage.output_tokens is not None,
-    )
-    return UsageSummary(model_usage_summaries={model: summary})
-
-
 def _result(outcome: CellOutcome, calls: list[RLMChatCompletion]) -> REPLResult:
-    error = None
-    if outcome.error is not None:
-        error = outcome.error.traceback or f"{outcome.error.type}: {outcome.error.message}"
+    error = None if outcome.error is None else outcome.error.text
     if outcome.lost is not None:
         error = outcome.lost if error is None else f"{error}\n{outcome.lost}"
     stderr = outcome.stderr

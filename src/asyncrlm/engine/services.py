@@ -143,6 +143,8 @@ class RunServices:
                         answered_by=reply.model if reply else None,
                         input_tokens=reply.usage.input_tokens if reply else None,
                         output_tokens=reply.usage.output_tokens if reply else None,
+                        cached_tokens=reply.usage.cached_tokens if reply else None,
+                        reasoning_tokens=reply.usage.reasoning_tokens if reply else None,
                         cost=reply.usage.cost if reply else None,
                         cached=reply.cached if reply else False,
                         waited=reply.waited if reply else 0.0,

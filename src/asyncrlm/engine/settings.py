@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from ..errors import ConfigurationError
+from ..ledger import LimitsMode
 from ..lm.cache.asked import CacheSettings
 from ..lm.pacing import Pacer
 from ..lm.routing import Router
@@ -51,7 +52,6 @@ MAX_EMPTY_REPLIES: Final = 3
 MAX_REFUSAL: Final = 300
 """Characters kept of what a model says of its refusal in the error of a run."""
 
-LimitsMode = Literal["soft", "hard"]
 OnLimit = Literal["raise", "answer"]
 OnSubcallError = Literal["return", "raise"]
 

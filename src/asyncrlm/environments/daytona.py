@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Sequence
 
     from ..repl.sandbox import Scope
-    from .remote import Machine
+    from .machine import Machine
 
 MINUTE, IDLE_MINUTES = 60.0, 15
 """Minutes after which Daytona ends a sandbox that nobody renews, such as one of a host that was killed."""

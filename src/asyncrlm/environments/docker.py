@@ -12,7 +12,7 @@ from ..repl.resources import threads_of
 from ..repl.sandbox import Report, Scope
 from .docker_container import Container
 from .docker_engine import Engine, prune
-from .remote import Confinement, Machine, RemoteEnvironment, asyncio_only
+from .remote import Confinement, RemoteEnvironment, asyncio_only
 from .remote_pool import Pool
 from .settings import check_pool_size
 from .units import parse_bytes
@@ -20,6 +20,7 @@ from .units import parse_bytes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from .machine import Machine
     from .remote_sandbox import RemoteSandbox
 
 __all__ = ["DockerEnvironment", "prune"]
@@ -96,7 +97,7 @@ class DockerEnvironment(RemoteEnvironment, frozen=True, kw_only=True):
 
     def config(self, keeper: Sequence[str], declared: Sequence[str], labels: dict[str, str]) -> dict[str, Any]:
         """The body of the request that makes the container; `declared` are the volumes that its image declares."""
-        memory, processes = parse_bytes("memory", self.memory), self.settings.max_processes
+        memory, processes = parse_bytes("memory", self.memory), self.max_processes
         tmpfs = f"rw,exec,nosuid,nodev,mode=1777,size={parse_bytes('tmp_size', self.tmp_size)}"
         # Declared volumes would be folders of the engine's disk, with no limit.
         in_memory = (SCRATCH, *declared) if self.read_only else (SCRATCH,)
@@ -163,7 +164,7 @@ class DockerEnvironment(RemoteEnvironment, frozen=True, kw_only=True):
             else None,
             "environment": "a container",
             "memory": "a container's limit" if self.memory is not None else None,
-            "fork_bomb": "a container's limit" if self.settings.max_processes is not None else None,
+            "fork_bomb": "a container's limit" if self.max_processes is not None else None,
             "disk": "a read-only root, a sized /tmp" if self.read_only else None,
             "outliving": "pid 1 of a container",
         }

@@ -6,20 +6,20 @@ import contextlib
 import datetime
 import json
 import secrets
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import anyio
 import anyio.lowlevel
 
 from ..errors import ConfigurationError, SandboxLost
 from .docker_engine import CONFLICT, INVALID, NOT_FOUND, status, words
-from .remote import Machine, imported
+from .machine import Machine
+from .remote import imported
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..repl.sandbox import Scope
-    from .docker import DockerEnvironment
     from .docker_engine import Engine
 
 CREATE_GRACE = 10.0
@@ -30,13 +30,26 @@ _KEPT_ERRORS = 2000
 _ENDED = ("die", "died")  # Docker's word, Podman's
 
 
+class Origin(Protocol):
+    """What a container asks of its environment."""
+
+    @property
+    def image(self) -> str: ...
+    @property
+    def pull(self) -> Literal["missing", "always", "never"]: ...
+    @property
+    def memory(self) -> int | str | None: ...
+    async def engine(self, scope: Scope) -> Engine: ...
+    def config(self, keeper: Sequence[str], declared: Sequence[str], labels: dict[str, str]) -> dict[str, Any]: ...
+
+
 class Container(Machine):
     """A container whose main process is the keeper. It goes when the keeper ends, which it does when the host does."""
 
     binary: ClassVar[bool] = True
     with_library: ClassVar[bool] = True
 
-    def __init__(self, environment: DockerEnvironment, scope: Scope) -> None:
+    def __init__(self, environment: Origin, scope: Scope) -> None:
         self._environment = environment
         self._scope = scope
         self._name = f"asyncrlm-{secrets.token_hex(8)}"

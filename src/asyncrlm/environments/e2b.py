@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..repl.sandbox import Scope
-    from .remote import Confinement, Machine
+    from .machine import Machine
+    from .remote import Confinement
 
 LIFETIME = 300
 """Seconds a sandbox lives once nobody renews it."""

@@ -71,16 +71,16 @@ class IPythonEnvironment(LocalEnvironment, frozen=True, kw_only=True):
 
     async def open(self, scope: Scope) -> Sandbox:
         if self.kernel is not None:
-            return await self._open_kernel(scope)
+            return await self._open_kernel(self.kernel, scope)
         self.check()
         return await LocalEnvironment.open(self, scope)
 
-    async def _open_kernel(self, scope: Scope) -> Sandbox:
+    async def _open_kernel(self, kernel: str, scope: Scope) -> Sandbox:
         from .ipython_kernel import Kernels, check_loop  # noqa: PLC0415 - it needs what only POSIX has
 
         check_loop()
         kernels = await scope.shared(("kernels",), lambda: Kernels("", [], threads=threads_of(scope)))
-        return await kernels.kernel(self, Report(environment=self.name))
+        return await kernels.kernel(kernel, self.kernel_dirs, self, Report(environment=self.name))
 
     def _order(self, facts: Facts) -> Order:
         oldest = ".".join(map(str, _OLDEST))

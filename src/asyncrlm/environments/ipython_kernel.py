@@ -22,6 +22,7 @@ import anyio.to_thread
 
 from ..errors import ConfigurationError, SandboxLost
 from .local_machine import LocalMachine
+from .local_order import ENVIRON
 from .local_portable import LocalPortable
 from .remote import asyncio_only, describe, imported
 from .remote_boot import Options, bundle, command, kernel_cell
@@ -32,10 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..repl.sandbox import Report
-    from .ipython import IPythonEnvironment
+    from .local import LocalEnvironment
 
 _PYTHON = re.compile(r"(python|pypy)[\d.]*t?")
-_CLEAN = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
 _LONGEST_PATH = 100
 """Bytes of the path of a Unix socket, of the 107 that there are."""
 
@@ -67,7 +67,7 @@ class KernelMachine(LocalMachine):
                     stdin=far.fileno(),
                     stdout=far.fileno(),
                     stderr=subprocess.DEVNULL,
-                    env=dict(_CLEAN),
+                    env=dict(ENVIRON),
                     cwd="/",
                     pass_fds=tuple(self._pass_fds),
                     independent=True,  # it has a parent of ours that ends it
@@ -111,29 +111,31 @@ class KernelMachine(LocalMachine):
 class Kernels(LocalPortable):
     """What the kernels of one scope share: a folder, locked by the host and by every keeper."""
 
-    async def kernel(self, environment: IPythonEnvironment, report: Report) -> RemoteSandbox:
-        """A new worker in a kernel.
+    async def kernel(
+        self, name: str, folders: Sequence[str | Path], environment: LocalEnvironment, report: Report
+    ) -> RemoteSandbox:
+        """A new worker in a kernel of this name, which is looked for in these folders first.
 
         Raises:
             ConfigurationError: if there is no such kernel, or it can't be one.
             SandboxLost: if it does not start.
         """
         folder = self._home / f"kernel-{secrets.token_hex(4)}"
-        manager = await anyio.to_thread.run_sync(_manager, environment, folder, limiter=self._threads)
+        manager = await anyio.to_thread.run_sync(_manager, name, folders, folder, limiter=self._threads)
         machine = KernelMachine(manager, str(self._home), threads=self._threads, pass_fds=[self._lock])
         options = Options(
             folder=machine.new_folder(),
             work=None if environment.workdir is None else str(environment.workdir),
             confine=environment.isolation != "none",
-            limits=limits_of(environment.settings),
+            limits=limits_of(environment),
             read=[str(path) for path in environment.read_paths],
             write=[str(folder)],
             env={
-                **{name: Template(value).safe_substitute(_CLEAN) for name, value in manager.kernel_spec.env.items()},
+                **{name: Template(value).safe_substitute(ENVIRON) for name, value in manager.kernel_spec.env.items()},
                 "IPYTHONDIR": f"{folder}/ipython",
                 **dict.fromkeys(("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR"), str(folder)),
             },
-            keep=max(1, environment.settings.max_output // 2),
+            keep=max(1, environment.max_output // 2),
         )
         required = ROWS if environment.isolation == "strict" else ()
         sandbox = RemoteSandbox(machine, options, report, threads=self._threads, required=required)
@@ -142,34 +144,34 @@ class Kernels(LocalPortable):
         except (ConfigurationError, SandboxLost):
             raise
         except Exception as error:
-            raise SandboxLost(f"the kernel {environment.kernel!r} did not start: {describe(error)}") from error
+            raise SandboxLost(f"the kernel {name!r} did not start: {describe(error)}") from error
         options.kernel = machine.argv
         return sandbox
 
 
-def _manager(environment: IPythonEnvironment, folder: Path) -> Any:
+def _manager(name: str, folders: Sequence[str | Path], folder: Path) -> Any:
     """The manager of a kernel that is yet to be started, with its connection file in `folder`. Blocks."""
     client, specs = imported("jupyter_client", "ipython"), imported("jupyter_client.kernelspec", "ipython")
     finder = specs.KernelSpecManager()
-    finder.kernel_dirs = [*map(str, environment.kernel_dirs), *finder.kernel_dirs]
+    finder.kernel_dirs = [*map(str, folders), *finder.kernel_dirs]
     try:
-        spec = finder.get_kernel_spec(environment.kernel)
+        spec = finder.get_kernel_spec(name)
     except specs.NoSuchKernel:
         there = ", ".join(map(repr, sorted(finder.find_kernel_specs()))) or "none"
         raise ConfigurationError(
-            f"kernel={environment.kernel!r}: there is no such kernel; there is {there} "
+            f"kernel={name!r}: there is no such kernel; there is {there} "
             "(python -m ipykernel install --user --name NAME makes one of a virtual environment)"
         ) from None
     if spec.language.lower() != "python" or not spec.argv or not _PYTHON.fullmatch(Path(spec.argv[0]).name):
         raise ConfigurationError(
-            f"kernel={environment.kernel!r}: its command is {' '.join(spec.argv[:1])!r}, for {spec.language}; cells "
+            f"kernel={name!r}: its command is {' '.join(spec.argv[:1])!r}, for {spec.language}; cells "
             "run in kernels of Python whose command begins with the interpreter"
         )
     folder.mkdir(0o700)
     if len(os.fsencode(folder)) > _LONGEST_PATH - len("/kernel-ipc-5"):
         raise ConfigurationError(f"{folder}: too long for a Unix socket; set TMPDIR to a shorter folder")
     manager = client.AsyncKernelManager(
-        kernel_name=environment.kernel,
+        kernel_name=name,
         kernel_spec_manager=finder,
         transport="ipc",
         connection_file=str(folder / "kernel.json"),

@@ -13,7 +13,7 @@ from msgspec.structs import force_setattr
 from ..errors import ConfigurationError
 from ..repl.resources import threads_of
 from ..repl.sandbox import Environment, Report, Sandbox, Scope
-from .local_order import Order, Request
+from .local_order import ENVIRON, Order, Request
 from .settings import ROWS, check_pool_size, check_settings, limits_of
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class LocalEnvironment(Environment, frozen=True, kw_only=True):
         )
         report = Report(environment=self.name, isolation=report_rows)
         work = None if self.workdir is None else str(self.workdir)
-        return await shared.worker(report, limits_of(self.settings), work, max(1, self.settings.max_output // 2))
+        return await shared.worker(report, limits_of(self), work, max(1, self.max_output // 2))
 
     def _order(self, facts: Facts) -> Order:
         """What every worker with these settings is asked for with."""
@@ -127,18 +127,18 @@ class LocalEnvironment(Environment, frozen=True, kw_only=True):
                 f'isolation="strict" does not hold here for {", ".join(failing)} (mode {facts.mode}, '
                 f'Landlock ABI {facts.landlock}); isolation="auto" takes what there is'
             )
-        return Order(self._request(facts, report), report, max(1, self.settings.max_output // 2), self.pool_size)
+        return Order(self._request(facts, report), report, max(1, self.max_output // 2), self.pool_size)
 
     def _request(self, facts: Facts, report: Report) -> Request:
-        settings, confine = self.settings, self.isolation != "none"
-        limits = limits_of(settings)
+        confine = self.isolation != "none"
+        limits = limits_of(self)
         file_size = limits.get("FSIZE")
         pid_max = None
-        if settings.max_processes is not None:
+        if self.max_processes is not None:
             if facts.userns:
-                limits["NPROC"] = settings.max_processes + 1  # the warden is one of them
+                limits["NPROC"] = self.max_processes + 1  # the warden is one of them
             elif facts.pid_max:
-                pid_max = max(_LOWEST_PID_MAX, settings.max_processes + 2)
+                pid_max = max(_LOWEST_PID_MAX, self.max_processes + 2)
         own_folder = self.workdir is None
         return Request(
             confine=confine,
@@ -147,7 +147,7 @@ class LocalEnvironment(Environment, frozen=True, kw_only=True):
             size=file_size if own_folder and confine and "readonly" in facts.mounts else None,
             limits=limits,
             pid_max=pid_max,
-            env={"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"},
+            env=ENVIRON,
             in_force=report.isolation,
         )
 
@@ -156,18 +156,18 @@ class LocalEnvironment(Environment, frozen=True, kw_only=True):
         outliving = {"pidns": "pid namespace", "scope": "Landlock signal scope"}.get(facts.mode)
         if self.isolation == "none":
             return {row: outliving if row == "outliving" else None for row in ROWS}
-        settings, filtered = self.settings, facts.seccomp
+        filtered = facts.seccomp
         landlock = f"Landlock ABI {facts.landlock}" if facts.landlock else None
         seccomp = "seccomp" if filtered else None
         read_only = "read-only mounts" if "readonly" in facts.mounts else None
         own_processes = "pid namespace" if facts.mode == "pidns" else landlock if facts.landlock >= 6 else None
         forks = None
-        if settings.max_processes is not None:
+        if self.max_processes is not None:
             if facts.userns:
                 forks = "RLIMIT_NPROC in a user namespace"
             elif facts.pid_max:
                 forks = "pid_max of the pid namespace"
-        sized = read_only and self.workdir is None and settings.max_file_size is not None
+        sized = read_only and self.workdir is None and self.max_file_size is not None
         return {
             "read_outside": landlock,
             "write_outside": _both(landlock, read_only or seccomp) if landlock else read_only,
@@ -175,7 +175,7 @@ class LocalEnvironment(Environment, frozen=True, kw_only=True):
             "other_processes": _both(own_processes, seccomp),
             "kernel": seccomp,
             "environment": _both("clean exec", landlock),
-            "memory": _both("RLIMIT_DATA", seccomp) if settings.memory_limit is not None else None,
+            "memory": _both("RLIMIT_DATA", seccomp) if self.memory_limit is not None else None,
             "fork_bomb": forks,
             "disk": "sized tmpfs" if sized else None,
             "outliving": outliving,

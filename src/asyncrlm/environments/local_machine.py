@@ -12,8 +12,9 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from ..errors import ConfigurationError
+from .local_order import ENVIRON
 from .local_socket import Sender
-from .remote import Machine
+from .machine import Machine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +51,7 @@ class LocalMachine(Sender, Machine):
                 stdin=far.fileno(),
                 stdout=far.fileno(),
                 stderr=subprocess.DEVNULL,
-                env={"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"},
+                env=ENVIRON,
                 cwd="/",
                 pass_fds=self._pass_fds,
                 start_new_session=True,  # a signal to the host's group is the host's to handle

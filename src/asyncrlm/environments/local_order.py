@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from ..repl.sandbox import Report
 
 
+ENVIRON = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
+"""Of the processes started on this machine: nothing of the host's."""
 SPARES = 16
 """Workers kept ahead by a scope that lives long, unless `pool_size` says otherwise; each costs 2.5 MB."""
 

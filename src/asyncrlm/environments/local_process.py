@@ -20,7 +20,7 @@ import msgspec
 from ..errors import ConfigurationError, SandboxLost
 from ..repl.worker import homes
 from ..repl.worker.removing import remove_tree
-from .local_order import Facts
+from .local_order import ENVIRON, Facts
 
 START_LIMIT = 60.0
 """Seconds a template may take to come up; it needs a twentieth of one."""
@@ -83,7 +83,7 @@ class Process:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"},
+                    env=ENVIRON,
                     cwd="/",
                     pass_fds=[end, lock],
                     start_new_session=True,  # a signal to the host's group is the host's to handle

@@ -15,7 +15,7 @@ import anyio.from_thread
 import anyio.lowlevel
 import anyio.to_thread
 
-from ..repl.sandbox import Printed, Report, Sandbox
+from ..repl.sandbox import Printed, Report, Sandbox, check_file_name
 from .local_output import CHUNK
 from .local_socket import Sender
 
@@ -167,8 +167,7 @@ class LocalSandbox(Sender, Sandbox):
     # ---- files ----
 
     async def put_file(self, name: str, chunks: Iterable[bytes]) -> str:
-        if name in ("", ".", "..") or "/" in name or "\0" in name:
-            raise ValueError(f"{name!r} is no plain file name")
+        check_file_name(name)
         return await anyio.to_thread.run_sync(self._write_file, Path(self._files, name), chunks, limiter=self._threads)
 
     def _write_file(self, path: Path, chunks: Iterable[bytes]) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Hashable, Sequence
 
     from ..repl.sandbox import Scope
-    from .remote import Machine
+    from .machine import Machine
 
 LIFETIME = 3600
 """Seconds, unless `timeout` says otherwise. Modal takes 86,400 at most, and none more once the sandbox is there."""

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
     from ..repl.sandbox import Scope
-    from .remote import Confinement, Machine
+    from .machine import Machine
+    from .remote import Confinement
 
 MINUTE, IDLE_MINUTES = 60.0, 15
 """Minutes after which Prime ends a sandbox that nobody renews, such as one of a host that was killed."""

@@ -12,7 +12,8 @@ import anyio
 import msgspec
 
 from ..repl.sandbox import Report
-from .remote import Confinement, Machine, RemoteEnvironment, describe
+from .machine import Machine
+from .remote import Confinement, RemoteEnvironment, describe
 from .settings import ROWS
 
 if TYPE_CHECKING:

@@ -12,14 +12,14 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from ..errors import ConfigurationError
-from ..repl.sandbox import Printed, Report, Sandbox
+from ..repl.sandbox import Printed, Report, Sandbox, check_file_name
 from ..repl.worker.kept import Kept
 from .remote_boot import bundle
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from .remote import Machine
+    from .machine import Machine
     from .remote_boot import Options
 
 DESTROY_GRACE = 10.0
@@ -191,8 +191,7 @@ class RemoteSandbox(Sandbox):
     # ---- files ----
 
     async def put_file(self, name: str, chunks: Iterable[bytes]) -> str:
-        if name in ("", ".", "..") or "/" in name or "\0" in name:
-            raise ValueError(f"{name!r} is no plain file name")
+        check_file_name(name)
         path = f"{self._options.folder}/files/{name}"
         await self._booted.wait()
         if await self.machine.put_file(path, chunks):

@@ -46,28 +46,27 @@ def limits_of(settings: Settings) -> dict[str, int]:
     return limits
 
 
-def check_settings(environment: Environment) -> None:
+def check_settings(place: Environment) -> None:
     """Look at all settings of an environment for their types, and at the common ones for their values.
 
     Raises:
         ConfigurationError: for the first that can't be; it names the setting and what would be right.
     """
-    _check_types(environment)
-    settings = environment.settings
-    if settings.cell_timeout is not None and not settings.cell_timeout > 0:
-        raise ConfigurationError(f"cell_timeout={settings.cell_timeout!r}: use seconds above 0, or None for no limit")
-    memory = parse_bytes("memory_limit", settings.memory_limit)
+    _check_types(place)
+    if place.cell_timeout is not None and not place.cell_timeout > 0:
+        raise ConfigurationError(f"cell_timeout={place.cell_timeout!r}: use seconds above 0, or None for no limit")
+    memory = parse_bytes("memory_limit", place.memory_limit)
     if memory is not None and memory < _LEAST_MEMORY:
         raise ConfigurationError(
-            f'memory_limit={settings.memory_limit!r}: a worker itself takes more; use "{_LEAST_MEMORY >> 20}MB" or more'
+            f'memory_limit={place.memory_limit!r}: a worker itself takes more; use "{_LEAST_MEMORY >> 20}MB" or more'
         )
-    parse_bytes("max_file_size", settings.max_file_size)
-    if settings.max_processes is not None and not 1 <= settings.max_processes <= _MOST_PROCESSES:
+    parse_bytes("max_file_size", place.max_file_size)
+    if place.max_processes is not None and not 1 <= place.max_processes <= _MOST_PROCESSES:
         raise ConfigurationError(
-            f"max_processes={settings.max_processes!r}: use 1 to {_MOST_PROCESSES:,}, or None for no limit"
+            f"max_processes={place.max_processes!r}: use 1 to {_MOST_PROCESSES:,}, or None for no limit"
         )
-    if not 1 <= settings.max_output <= _MOST_OUTPUT:
-        raise ConfigurationError(f"max_output={settings.max_output!r}: use 1 to {_MOST_OUTPUT:,} bytes")
+    if not 1 <= place.max_output <= _MOST_OUTPUT:
+        raise ConfigurationError(f"max_output={place.max_output!r}: use 1 to {_MOST_OUTPUT:,} bytes")
 
 
 def check_pool_size(size: int | None) -> None:

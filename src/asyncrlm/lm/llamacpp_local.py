@@ -17,6 +17,7 @@ import msgspec
 
 from ..errors import ConfigurationError, LMError
 from ..ledger import Price
+from .arguments import argument_problem
 from .base import LMClient, LMDelta, LMReply, LMRequest, LMUsage
 from .http.endpoints import fingerprint_of
 from .http.replies import classify, whole_text
@@ -177,6 +178,8 @@ class LlamaClient(LMClient):
         return False
 
     def _arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        if problem := argument_problem(given):
+            raise ConfigurationError(problem)
         arguments = {name: value for name, value in given.items() if value is not None}
         if (cap := arguments.pop("max_completion_tokens", None)) is not None:
             arguments["max_tokens"] = min(cap, arguments.get("max_tokens", cap))

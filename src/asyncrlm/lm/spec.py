@@ -14,6 +14,7 @@ from msgspec import Struct
 from ..errors import ConfigurationError
 from ..ledger import Price
 from . import catalog
+from .arguments import argument_problem, endless
 from .base import text_size
 from .http.endpoints import checked_query
 from .http.pool import DEFAULT_TIMEOUT
@@ -133,19 +134,28 @@ def checked_sampling(*layers: Mapping[str, Any] | None) -> dict[str, Any]:
         if merged.get(name):
             raise ConfigurationError(f"sampling_args can't hold {name!r}: {instead}")
         merged.pop(name, None)
+    if problem := argument_problem(merged):
+        raise ConfigurationError(problem)
     for name in ("n", "best_of", "candidate_count"):
         if merged.get(name) not in (None, 1):
             raise ConfigurationError(f"{name} in sampling_args must be 1: one reply is used, and each is paid for")
-    timeout = merged.get("timeout")
-    if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
-        raise ConfigurationError(f"timeout in sampling_args must be a positive number of seconds, not {timeout!r}")
+    for name, value in merged.items():
+        if name != "timeout" and (number := endless(value)) is not None:
+            raise ConfigurationError(f"{name} in sampling_args can't hold {number}: JSON has no such number")
     return merged
 
 
 def checked_timeout(timeout: Any) -> Any:
-    if isinstance(timeout, int | float) and not timeout > 0:
-        raise ConfigurationError(f"timeout must be a positive number of seconds, not {timeout!r}")
-    return timeout
+    """Seconds of one attempt, None for any number, or an http library's own object.
+
+    Raises:
+        ConfigurationError: if it is none of them.
+    """
+    number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if timeout is None or type(timeout).__name__ == "Timeout" or (number and timeout > 0):
+        return timeout
+    said = timeout if number else type(timeout).__name__
+    raise ConfigurationError(f"timeout must be a positive number of seconds, an httpx2.Timeout or None, not {said}")
 
 
 def common_settings(kwargs: dict[str, Any]) -> dict[str, Any]:

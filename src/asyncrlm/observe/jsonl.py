@@ -79,7 +79,8 @@ class TreeLog:
     """Writes the events of one tree to one file. Calling it takes the event and returns; `run` writes.
 
     Run `run()` as a task for as long as the tree lives, then `await aclose()`: it writes what is left, also when
-    the tree is being cancelled.
+    the tree is being cancelled. The run never waits for the disk: events that were not written yet stay in memory, with
+    their prompts and replies, without a bound.
 
     A file that can't be written (a full disk) never ends a run: the log stops after its last whole line, and the next
     call raises the error, once, which makes it a `ListenerFailed` event for the others.

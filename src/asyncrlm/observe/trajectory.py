@@ -20,7 +20,7 @@ from ..events import (
     TurnFinished,
     TurnStarted,
 )
-from ..types import ModelUsageSummary, RLMChatCompletion, UsageSummary
+from ..types import RLMChatCompletion, usage_of_one
 from .text import plain
 
 
@@ -189,19 +189,11 @@ def _joined(stderr: str, error: str | None) -> str:
 
 
 def _record(event: SubcallFinished, metadata: dict[str, Any] | None) -> dict[str, Any]:
-    cost = _number(event.cost)
-    usage = ModelUsageSummary(
-        total_calls=1,
-        total_input_tokens=event.input_tokens or 0,
-        total_output_tokens=event.output_tokens or 0,
-        total_cost=cost,
-        complete=event.input_tokens is not None and event.output_tokens is not None,
-    )
     return RLMChatCompletion(
         root_model=event.model,
         prompt=event.prompt,
         response=event.response,
-        usage_summary=UsageSummary(model_usage_summaries={event.model: usage}),
+        usage_summary=usage_of_one(event.model, event),
         execution_time=_number(event.seconds) or 0.0,
         metadata=metadata,
         error=event.error,

@@ -26,10 +26,6 @@ import anyio.to_thread
 from ..errors import ProtocolError
 from .framing import LARGE, FrameParser, decode_frame, decode_large, encode_frame
 from .messages import (
-    CREDIT,
-    MAX_CALLS,
-    MAX_FRAME,
-    PROTOCOL_VERSION,
     Answer,
     Call,
     Cancel,
@@ -44,6 +40,7 @@ from .messages import (
     ToWorker,
 )
 from .sandbox import Exit, Sandbox
+from .worker.bounds import CREDIT, MAX_CALLS, MAX_FRAME, PROTOCOL_VERSION
 
 FEW = 4
 """Up to so many calls outstanding, a reply is sent at once; beyond, those of one pass of the loop travel together."""

@@ -8,8 +8,9 @@ from collections.abc import Callable
 import msgspec
 
 from ..errors import ProtocolError
-from .messages import MAX_FRAME, Answer, Done, FromWorker, ToWorker
+from .messages import Answer, Done, FromWorker, ToWorker
 from .reading import Stopped, read_json
+from .worker.bounds import MAX_FRAME
 
 LARGE = 1 << 17
 """Bytes of a frame beyond which it is read in a worker thread."""

@@ -15,7 +15,6 @@ from .channel import Channel
 from .context import LoadPlan, plan_load
 from .files import HostFile
 from .messages import (
-    MAX_FRAME,
     Answer,
     Call,
     Cancel,
@@ -27,9 +26,11 @@ from .messages import (
     Output,
     Ready,
 )
+from .resources import CLOSE_GRACE
 from .room import Room
 from .sandbox import Exit, Printed, Report, Sandbox
 from .uploads import Tell, Uploads
+from .worker.bounds import MAX_FRAME
 
 START_TIMEOUT = 60.0
 """Seconds a worker has to say `ready`."""
@@ -37,8 +38,6 @@ MAX_CODE = MAX_FRAME // 12 - 1000
 """Characters of a cell: each takes at most 12 bytes of a frame."""
 MAX_ERROR = 65_536
 """Characters kept of a traceback, half of them its head and half its tail; `raise ValueError(context)` is possible."""
-CLOSE_GRACE = 10.0
-"""Seconds to close a sandbox in, whatever is cancelled meanwhile."""
 
 
 class Link:
@@ -69,8 +68,6 @@ class Link:
         self.done: Done | None = None
         self.changed = anyio.Event()
         """Set when what the session waits for has come (`loaded` or `done`), or never will."""
-        self.loaded: set[str] = set()
-        """Names of the variables that were loaded."""
         self.told = False
         """Whether its end has been told to who uses the session."""
         self._why: str | None = None  # it was killed
@@ -213,7 +210,7 @@ class Link:
             printed = self.take_output()[1].text().strip()
             raise SandboxLost(f"the worker is gone: {self.fate()}" + (f"\n{printed[-2000:]}" if printed else ""))
 
-    async def load(self, plan: LoadPlan, *, reserve: bool = True) -> None:
+    async def load(self, plan: LoadPlan) -> None:
         """Bind a variable.
 
         Raises:
@@ -222,7 +219,7 @@ class Link:
         """
         self._loads += 1
         number = self._loads
-        frame = Load(id=number, name=plan.name, form=plan.form, reserve=reserve, also=plan.also)
+        frame = Load(id=number, name=plan.name, form=plan.form, also=plan.also)
         self.changed = anyio.Event()
         self._load_error = None
         if plan.inline or plan.form in ("lazy", "table", "folder"):
@@ -249,7 +246,6 @@ class Link:
         if self._load_error is not None:
             raise ConfigurationError(f"{plan.name} could not be loaded: {self._load_error}")
         self.check()
-        self.loaded.add(plan.name)
 
     async def hand_over(self, key: str, file: HostFile) -> str | None:
         """Give a cell a file of the host: its path in the sandbox, or None if its descriptor was passed, which the next

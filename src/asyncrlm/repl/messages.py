@@ -11,14 +11,7 @@ from typing import Any
 from msgspec import UNSET, Struct, UnsetType, field
 
 from .worker import codec
-
-PROTOCOL_VERSION = 1
-MAX_FRAME = 64 * 1024 * 1024
-"""Longest frame a worker may send, in bytes."""
-CREDIT = 128 * 1024 * 1024
-"""Bytes of call frames a worker may have unanswered; the reply to a call gives its bytes back."""
-MAX_CALLS = 65_536
-"""Calls a worker may have unanswered, whatever their bytes: each costs the host more than those."""
+from .worker.bounds import CREDIT, MAX_CALLS, PROTOCOL_VERSION
 
 Value = Any
 """JSON with the tags of `worker/codec.py`."""
@@ -43,7 +36,7 @@ class Init(_Frame, tag="init"):
     """Send a short repr of each variable with `done`, not only its type."""
     tools: dict[str, str] = field(default_factory=dict[str, str])
     """Host callables and what `help` says of them, the signature first; "name.function" for those of an object that
-    stays on the host; values arrive as `load` frames with `reserve`."""
+    stays on the host; values arrive as `load` frames."""
     awaitable: list[str] = field(default_factory=list[str])
     """Those of `tools` whose results cells may await, as of coroutine functions."""
     drop: list[str] = field(default_factory=list[str])
@@ -51,7 +44,7 @@ class Init(_Frame, tag="init"):
 
 
 class Load(_Frame, tag="load"):
-    """Bind a variable. One of `value`, `path`, `descriptor` says where it comes from.
+    """Bind a variable, which is put back after each cell. One of `value`, `path`, `descriptor` says where it is from.
 
     `form`: "text" (UTF-8 with surrogatepass), "bytes", "json" (codec values), "pickle" (host → worker only),
     "code" (executed; the variable is what it binds under `name`), "documents" (an index and files), "lazy" (a file that
@@ -67,8 +60,6 @@ class Load(_Frame, tag="load"):
     """A file in the sandbox; the worker removes it once loaded."""
     descriptor: bool = False
     """The next descriptor that was passed to the worker."""
-    reserve: bool = True
-    """Restored after each cell, like `context`."""
     also: str | None = None
     """Another name for the same value."""
 
@@ -99,14 +90,6 @@ class Dropped(_Frame, tag="dropped"):
 
     ids: list[tuple[int, int]]
     """First and last of each row of them."""
-
-
-class Interrupt(_Frame, tag="interrupt"):
-    """For a keeper only: stop the cell."""
-
-
-class Close(_Frame, tag="close"):
-    """The worker exits."""
 
 
 # ---- worker → host ---------------------------------------------------------------------------------------------------
@@ -191,6 +174,11 @@ class CellError(Struct, kw_only=True, omit_defaults=True):
     """From the first frame inside a cell; ends with a hint where a setting would have allowed what was denied."""
     interrupted: bool = False
 
+    @property
+    def text(self) -> str:
+        """The traceback, or else what can be said in one line."""
+        return self.traceback or f"{self.type}: {self.message}"
+
 
 class Done(_Frame, tag="done"):
     """A cell ended; everything it printed is in the pipes before this frame is sent."""
@@ -220,4 +208,4 @@ class Exited(_Frame, tag="exited"):
 
 
 FromWorker = Ready | Loaded | Call | Cancel | Answer | Done | Output | Exited
-ToWorker = Init | Load | Execute | Reply | Dropped | Interrupt | Close
+ToWorker = Init | Load | Execute | Reply | Dropped

@@ -133,6 +133,9 @@ class Sandbox(ABC):
         """Write a file of this name in the sandbox and return the path at which the worker can open it.
 
         `chunks` may be slow to make (encoding of a large text): it is consumed in a worker thread where it matters.
+
+        Raises:
+            ValueError: if it is not the name of a file in one folder.
         """
 
     async def pass_file(self, open_file: Callable[[], int]) -> None:
@@ -171,6 +174,12 @@ class Sandbox(ABC):
         """Kill what is left and release everything, also if cancelled meanwhile. Closing twice is fine."""
 
 
+def check_file_name(name: str) -> None:
+    """Raises ValueError if `name` is not that of a file in one folder."""
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise ValueError(f"{name!r} is no plain file name")
+
+
 class Environment(Settings, frozen=True, kw_only=True, dict=True):
     """A kind of place where cells run, and its settings. Immutable, shared by any number of runs.
 
@@ -182,11 +191,6 @@ class Environment(Settings, frozen=True, kw_only=True, dict=True):
     """Settings that users of this name may look for and that are not here → where they are."""
     renamed: ClassVar[dict[str, str]] = {}
     """Other names of settings, in `environment_kwargs`, such as one that a ClassVar has here."""
-
-    @property
-    def settings(self) -> Settings:
-        """The common settings, which are its own."""
-        return self
 
     def check(self) -> None:
         """Look for what it needs in this process, without starting anything; asked when it is given to an `AsyncRLM`.

@@ -15,9 +15,9 @@ import msgspec
 from ..errors import ConfigurationError, RLMError, SandboxLost
 from .broker import Broker, Services, SubCall, ToolRecord
 from .clock import CellClock, Verdict
-from .link import CLOSE_GRACE, Link, check_code
+from .link import Link, check_code
 from .outcome import CellOutcome, SubmittedAnswer, lost_between, outcome_of, submitted
-from .resources import threads_of
+from .resources import CLOSE_GRACE, threads_of
 from .sandbox import Environment, Report, Scope
 from .shelf import Shelf
 from .tool_desk import ToolDesk
@@ -246,7 +246,7 @@ class Session:
             link = await self._worker()
             if own_answer and link.answer is not None:
                 await link.reset_answer()
-            setup = self._environment.settings.setup_code
+            setup = self._environment.setup_code
             if setup and not link.prepared:
                 await self._prepare(link, setup)
             self._cells += 1
@@ -260,14 +260,14 @@ class Session:
         if outcome.error is not None:
             link.kill("its setup_code failed")
             link.told = True
-            raise ConfigurationError(f"setup_code failed:\n{outcome.error.traceback or outcome.error.message}")
+            raise ConfigurationError(f"setup_code failed:\n{outcome.error.text}")
         if outcome.answer is not None:  # nobody asked yet
             await link.reset_answer()
         link.prepared = True
 
     async def _run_cell(self, link: Link, number: int, code: str) -> CellOutcome:
         began = time.monotonic()
-        clock = CellClock(self._environment.settings.cell_timeout, link.sandbox.cpu_seconds)
+        clock = CellClock(self._environment.cell_timeout, link.sandbox.cpu_seconds)
         group = anyio.create_task_group()
         broker = Broker(
             group,
@@ -302,7 +302,7 @@ class Session:
         if isinstance(link.failure, RLMError) and link.done is None:
             link.told = True
             raise link.failure
-        limit = self._environment.settings.cell_timeout
+        limit = self._environment.cell_timeout
         outcome = outcome_of(link, broker, verdict, limit=limit, seconds=time.monotonic() - began)
         outcome.lost_before, self._obituary = self._obituary, None
         if outcome.lost is not None:

@@ -14,7 +14,7 @@ import anyio.to_thread
 from msgspec import UNSET
 
 from ..caught import is_ctrl_c, is_own
-from .raised import innermost
+from .raised import innermost, said
 from .tool_threads import ToolThreads, TooManyLeftError
 from .tools import HostTools, is_async
 from .worker import codec
@@ -180,16 +180,7 @@ def _run_plain(name: str, run: Callable[[], Any]) -> Any:
 
 def _failure(raised: BaseException) -> ToolFailure:
     error = innermost(raised)
-    return ToolFailure(type(error).__name__, _text(error))
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except BaseException as broken:  # an exception whose __str__ raises is still an exception to report
-        if is_ctrl_c(broken):
-            raise
-        return f"(its text can't be had: {type(broken).__name__})"
+    return ToolFailure(type(error).__name__, said(error))
 
 
 def _encode(name: str, result: Any) -> Any:
@@ -198,5 +189,5 @@ def _encode(name: str, result: Any) -> Any:
     except BaseException as error:  # the caller's own objects take part in encoding and may raise anything
         if is_ctrl_c(error):
             raise
-        text = f"the tool {name} returned a {type(result).__name__}, which can't be sent to a cell: {_text(error)}"
+        text = f"the tool {name} returned a {type(result).__name__}, which can't be sent to a cell: {said(error)}"
         return ToolFailure("TypeError", text)

@@ -15,6 +15,7 @@ import anyio.abc
 import anyio.from_thread
 from msgspec import Struct
 
+from ..repl.raised import innermost
 from .http import HttpConnection, HttpRequest
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ class FakeServer(ABC):
                 return False
             return await stack.__aexit__(kind, error, trace) or False
         except BaseExceptionGroup as group:
-            raise _unwrapped(group) from None
+            raise innermost(group) from None
 
     @classmethod
     @contextmanager
@@ -268,14 +269,6 @@ class FakeServer(ABC):
     def __repr__(self) -> str:
         where = "not running" if self._port is None else f"at {self.base_url}"
         return f"<{type(self).__name__} {where}, {len(self.requests)} requests>"
-
-
-def _unwrapped(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The only error in a group of groups of one, else the group."""
-    error, *others = group.exceptions
-    if others:
-        return group
-    return _unwrapped(cast("BaseExceptionGroup[Any]", error)) if isinstance(error, BaseExceptionGroup) else error
 
 
 JSON = {"content-type": "application/json"}

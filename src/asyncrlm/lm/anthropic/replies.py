@@ -9,7 +9,16 @@ from msgspec import Struct
 
 from ...errors import LMError
 from ..base import LMDelta, LMReply, LMUsage
-from ..http.replies import classify, counted, decode_leniently, empty_reply, finish_reason_of, message_in, whole_text
+from ..http.replies import (
+    classify,
+    count_in,
+    counted,
+    decode_leniently,
+    empty_reply,
+    finish_reason_of,
+    message_in,
+    whole_text,
+)
 from ..openai.stream import cut_stream
 
 
@@ -22,23 +31,6 @@ class _Block(Struct):
 class _StopDetails(Struct):
     category: Any = None
     explanation: Any = None
-
-
-class _OutputDetails(Struct):
-    thinking_tokens: int | None = None
-
-
-class _CacheCreation(Struct):
-    ephemeral_1h_input_tokens: int | None = None
-
-
-class _Usage(Struct):
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    cache_creation_input_tokens: int | None = None
-    cache_read_input_tokens: int | None = None
-    cache_creation: _CacheCreation | None = None
-    output_tokens_details: _OutputDetails | None = None
 
 
 class _Message(Struct):
@@ -107,21 +99,16 @@ def _reply(text: str, thoughts: str, stop: Any, details: _StopDetails | None, us
 
 
 def _usage(raw: Any) -> LMUsage:
-    try:
-        usage = msgspec.convert(raw, _Usage, strict=False)
-    except (msgspec.ValidationError, ValueError, RecursionError):
-        return LMUsage()
-    read, written = usage.cache_read_input_tokens, usage.cache_creation_input_tokens
-    # What came from the cache or went there is not among Anthropic's own input tokens.
-    entered = None if usage.input_tokens is None else usage.input_tokens + (read or 0) + (written or 0)
-    details = usage.output_tokens_details
+    entered = count_in(raw, "input_tokens")
+    read, written = count_in(raw, "cache_read_input_tokens"), count_in(raw, "cache_creation_input_tokens")
     counts = {
-        "input_tokens": entered,
-        "output_tokens": usage.output_tokens,
+        # What came from the cache or went there is not among Anthropic's own input tokens.
+        "input_tokens": None if entered is None else entered + (read or 0) + (written or 0),
+        "output_tokens": count_in(raw, "output_tokens"),
         "cached_tokens": read,
         "cache_write_tokens": written,
-        "cache_write_1h_tokens": usage.cache_creation and usage.cache_creation.ephemeral_1h_input_tokens,
-        "reasoning_tokens": details and details.thinking_tokens,
+        "cache_write_1h_tokens": count_in(raw, "cache_creation", "ephemeral_1h_input_tokens"),
+        "reasoning_tokens": count_in(raw, "output_tokens_details", "thinking_tokens"),
     }
     return LMUsage(**counted(counts))
 

@@ -12,6 +12,7 @@ from msgspec import Struct
 from ...errors import LMError
 from ..base import LMDelta, LMReply, LMUsage
 from ..http.replies import (
+    count_in,
     counted,
     decode_leniently,
     empty_reply,
@@ -42,14 +43,6 @@ class _Candidate(Struct, rename="camel"):
 class _Feedback(Struct, rename="camel"):
     block_reason: Any = None
     block_reason_message: Any = None
-
-
-class _Usage(Struct, rename="camel"):
-    prompt_token_count: int | None = None
-    tool_use_prompt_token_count: int | None = None
-    candidates_token_count: int | None = None
-    thoughts_token_count: int | None = None
-    cached_content_token_count: int | None = None
 
 
 class _Response(Struct, rename="camel"):
@@ -138,16 +131,12 @@ class ResponseStream:
 
 
 def _usage(raw: Any) -> LMUsage:
-    try:
-        usage = msgspec.convert(raw, _Usage, strict=False)
-    except (msgspec.ValidationError, ValueError, RecursionError):
-        return LMUsage()
-    entered, thoughts = usage.prompt_token_count, usage.thoughts_token_count
+    entered, thoughts = count_in(raw, "promptTokenCount"), count_in(raw, "thoughtsTokenCount")
     counts = {
-        "input_tokens": None if entered is None else entered + (usage.tool_use_prompt_token_count or 0),
+        "input_tokens": None if entered is None else entered + (count_in(raw, "toolUsePromptTokenCount") or 0),
         # A count of zero is left out, and thoughts are counted apart.
-        "output_tokens": None if entered is None else (usage.candidates_token_count or 0) + (thoughts or 0),
-        "cached_tokens": usage.cached_content_token_count,
+        "output_tokens": None if entered is None else (count_in(raw, "candidatesTokenCount") or 0) + (thoughts or 0),
+        "cached_tokens": count_in(raw, "cachedContentTokenCount"),
         "reasoning_tokens": thoughts,
     }
     return LMUsage(**counted(counts))

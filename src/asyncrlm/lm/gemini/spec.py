@@ -11,6 +11,7 @@ from ..http.endpoints import (
     checked_api_key,
     checked_base_url,
     checked_headers,
+    checked_text,
     fingerprint_of,
     from_environment,
     is_named,
@@ -61,9 +62,7 @@ KEY_VARIABLES = ("GEMINI_API_KEY", "GOOGLE_API_KEY")
 def gemini_spec(kwargs: dict[str, Any], sampling: dict[str, Any]) -> ClientSpec:
     """Check what is for Gemini and say how to open it."""
     refuse_unknown("gemini", kwargs, (*GEMINI_KWARGS, *OUR_KWARGS))
-    model = kwargs.pop("model_name", None) or DEFAULT_MODEL
-    if not isinstance(model, str):
-        raise ConfigurationError(f"model_name must be a str, not {model!r}")
+    model = checked_text("model_name", kwargs.pop("model_name", None)) or DEFAULT_MODEL
     optional_sdk("google.genai", "gemini", load=False)
     mapped_sampling(sampling)
     price, window = price_and_window(model, kwargs)
@@ -89,6 +88,8 @@ def gemini_spec(kwargs: dict[str, Any], sampling: dict[str, Any]) -> ClientSpec:
 
 def _settings(kwargs: dict[str, Any]) -> ConnectionSettings:
     vertex = kwargs.pop("vertexai", None)
+    if vertex is not None and not isinstance(vertex, bool):
+        raise ConfigurationError(f"vertexai must be True or False, not {type(vertex).__name__}")
     if vertex is None:
         vertex = os.environ.get("GOOGLE_GENAI_USE_VERTEXAI", "").strip().lower() in ("true", "1")
     base_url = kwargs.pop("base_url", None)
@@ -100,8 +101,8 @@ def _settings(kwargs: dict[str, Any]) -> ConnectionSettings:
     has_own = bool(headers & {"authorization", "x-goog-api-key"})
     if not key and not vertex and not has_own and base_url is not None:
         key = _key_from_environment(origin_of(base_url))
-    project = kwargs.pop("project", None) or os.environ.get("GOOGLE_CLOUD_PROJECT") or None
-    location = kwargs.pop("location", None) or os.environ.get("GOOGLE_CLOUD_LOCATION") or None
+    project = checked_text("project", kwargs.pop("project", None)) or os.environ.get("GOOGLE_CLOUD_PROJECT") or None
+    location = checked_text("location", kwargs.pop("location", None)) or os.environ.get("GOOGLE_CLOUD_LOCATION") or None
     credentials = kwargs.pop("credentials", None)
     if not vertex and credentials is not None:
         raise ConfigurationError("credentials go with vertexai=True; the Gemini API takes an api_key")
@@ -113,11 +114,11 @@ def _settings(kwargs: dict[str, Any]) -> ConnectionSettings:
         api_key=checked_api_key(key),
         **common_settings(kwargs),
         sdk_kwargs={
-            "vertexai": bool(vertex),
+            "vertexai": vertex,
             "project": project,
             "location": location,
             "credentials": credentials,
-            "api_version": kwargs.pop("api_version", None),
+            "api_version": checked_text("api_version", kwargs.pop("api_version", None)),
             "signed": not has_own,
         },
     )

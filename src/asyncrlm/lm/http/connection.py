@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from ...errors import LMError
+from ..arguments import argument_problem
 from ..base import LMClient, LMDelta, LMReply, LMRequest
 from ..pacing.files import PoolFiles
 from ..pacing.limits import rate_hints
@@ -302,6 +303,8 @@ class HttpClient(LMClient):
         raise NotImplementedError
 
     def _complete_call(self, request: LMRequest, *, stream: bool) -> Call:
+        if request.sampling_args and (problem := argument_problem(request.sampling_args)):
+            raise LMError(problem, kind="bad_request")
         call = self._call(request, stream=stream)
         call.given = (self._arguments, request.sampling_args)
         call.keeps = not self._connection.files.crowded

@@ -7,6 +7,7 @@ from typing import Any, cast
 import msgspec
 
 from ...errors import LMError
+from ..arguments import endless
 from .replies import whole_text
 
 _encode = msgspec.json.Encoder().encode
@@ -19,11 +20,15 @@ def encoded(body: dict[str, Any]) -> bytes:
         LMError: of kind "bad_request", if something in it is no JSON.
     """
     try:
-        return _encode(body)
+        data = _encode(body)
     except UnicodeEncodeError:
-        return _encode(_with_whole_text(msgspec.to_builtins(body)))
+        data = _encode(_with_whole_text(msgspec.to_builtins(body)))
     except (TypeError, ValueError) as error:
         raise LMError(f"the request can't be sent as JSON: {error}", kind="bad_request") from error
+    # The encoder writes null for what JSON has no number for: the server would take it for something left out.
+    if b"null" in data and (number := endless(msgspec.to_builtins(body))) is not None:
+        raise LMError(f"the request can't be sent as JSON: it holds {number}", kind="bad_request")
+    return data
 
 
 def _with_whole_text(value: Any) -> Any:

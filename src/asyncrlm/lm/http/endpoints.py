@@ -168,6 +168,18 @@ def checked_api_key(key: Any) -> ApiKey | None:
     return cast("ApiKey | None", key)
 
 
+def checked_text(name: str, value: Any) -> str | None:
+    """`value`, which goes into a URL or a header and may be None.
+
+    Raises:
+        ConfigurationError: if it can't.
+    """
+    if value is not None and not (isinstance(value, str) and value.isprintable()):
+        kind = "one that holds others" if isinstance(value, str) else type(value).__name__
+        raise ConfigurationError(f"{name} must be a str of printable characters, not {kind}")
+    return value
+
+
 def header_problem(name: object, value: object) -> str | None:
     """Why this can't be a header, or None if it can. Does not show the value."""
     if not isinstance(name, str) or not isinstance(value, str):

@@ -50,25 +50,8 @@ class _Completion(Struct):
     error: Any = None
 
 
-class _InputDetails(Struct):
-    cached_tokens: int | None = None
-
-
-class _OutputDetails(Struct):
-    reasoning_tokens: int | None = None
-
-
-class _Usage(Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: _InputDetails | None = None
-    completion_tokens_details: _OutputDetails | None = None
-    cost: float | None = None
-
-
 _decode_completion = msgspec.json.Decoder(_Completion).decode
-# Lax: a server that counts in strings or in floats still says what it used.
-_decode_usage = msgspec.json.Decoder(_Usage | None, strict=False).decode
+_decode_usage = msgspec.json.Decoder(dict[str, Any] | None).decode
 
 
 def whole_text(text: str) -> str:
@@ -205,19 +188,35 @@ def completion_usage(raw: Raw) -> LMUsage:
         usage = _decode_usage(raw)
     except (msgspec.DecodeError, ValueError, RecursionError):
         return LMUsage()
-    if usage is None:
+    if not usage:
         return LMUsage()
     counts = {
-        "input_tokens": usage.prompt_tokens,
-        "output_tokens": usage.completion_tokens,
-        "cached_tokens": usage.prompt_tokens_details and usage.prompt_tokens_details.cached_tokens,
-        "reasoning_tokens": usage.completion_tokens_details and usage.completion_tokens_details.reasoning_tokens,
+        "input_tokens": count_in(usage, "prompt_tokens"),
+        "output_tokens": count_in(usage, "completion_tokens"),
+        "cached_tokens": count_in(usage, "prompt_tokens_details", "cached_tokens"),
+        "reasoning_tokens": count_in(usage, "completion_tokens_details", "reasoning_tokens"),
     }
-    cost = usage.cost
-    return LMUsage(
-        **counted(counts),
-        cost=cost if cost is not None and 0 <= cost <= MOST_COST else None,
-    )
+    cost = _number(usage.get("cost"))
+    return LMUsage(**counted(counts), cost=cost if cost is not None and 0 <= cost <= MOST_COST else None)
+
+
+def count_in(usage: Any, *path: str) -> int | None:
+    """The count under these names. A server that counts in strings or in floats still says what it used; what is no
+    count at all is as if it was not there, and takes nothing else with it."""
+    for name in path:
+        usage = cast("dict[str, Any]", usage).get(name) if isinstance(usage, dict) else None
+    number = _number(usage)
+    return int(number) if number is not None and number.is_integer() else None
+
+
+def _number(said: Any) -> float | None:
+    if isinstance(said, bool) or not isinstance(said, int | float | str):
+        return None
+    try:
+        number = float(said)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
 
 
 def counted(counts: dict[str, int | None]) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """`backend="offline"`: no model at all. Pure Python, deterministic, never touches a network, costs nothing.
 
-As root it writes the cells of `offline_cells.py`, one step a turn, as far as the turns allow. As sub-model it is the
-extractive reader of `offline_reader.py`. It keeps no state: which step comes next is read off the conversation.
+As root it writes the cells of `cells.py`, one step a turn, as far as the turns allow. As sub-model it is the
+extractive reader of `reader.py`. It keeps no state: which step comes next is read off the conversation.
 It quotes; it does not understand. Use it to see a run work, in tests and in examples.
 """
 

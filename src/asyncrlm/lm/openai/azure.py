@@ -18,6 +18,7 @@ from ..http.endpoints import (
     checked_base_url,
     checked_headers,
     checked_key,
+    checked_text,
     fingerprint_of,
     from_environment,
     origin_of,
@@ -57,14 +58,16 @@ AZURE_DOMAINS = (".openai.azure.com", ".cognitiveservices.azure.com", ".services
 def azure_openai_spec(kwargs: dict[str, Any], sampling: dict[str, Any]) -> ClientSpec:
     """The spec of `backend="azure_openai"`. A deployment alone is enough; a model's name is then the deployment's."""
     refuse_unknown("azure_openai", kwargs, (*AZURE_KWARGS, *OUR_KWARGS))
-    named = kwargs.pop("model_name", None)
-    deployment = kwargs.pop("azure_deployment", None) or named or from_environment("AZURE_OPENAI_DEPLOYMENT")
+    named = checked_text("model_name", kwargs.pop("model_name", None))
+    deployment = checked_text("azure_deployment", kwargs.pop("azure_deployment", None))
+    deployment = deployment or named or from_environment("AZURE_OPENAI_DEPLOYMENT")
     model = named or deployment
-    if not isinstance(model, str) or not isinstance(deployment, str):
+    if model is None or deployment is None:
         raise ConfigurationError('backend="azure_openai" needs azure_deployment (or model_name) in backend_kwargs')
     price, window = price_and_window(model, kwargs)
     attempts = attempts_of(kwargs)
-    version = kwargs.pop("api_version", None) or from_environment("AZURE_OPENAI_API_VERSION", "OPENAI_API_VERSION")
+    version = checked_text("api_version", kwargs.pop("api_version", None))
+    version = version or from_environment("AZURE_OPENAI_API_VERSION", "OPENAI_API_VERSION")
     settings = _settings(kwargs, version or DEFAULT_API_VERSION)
 
     async def opener(shared: Shared) -> LMClient:

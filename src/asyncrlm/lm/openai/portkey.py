@@ -80,7 +80,9 @@ def portkey_spec(kwargs: dict[str, Any], sampling: dict[str, Any]) -> ClientSpec
     options = {"strict_open_ai_compliance": False} | {name: kwargs.pop(name, None) for name in PORTKEY_OPTIONS}
     headers = gateway_headers(options | {"api_key": checked_key(key) if key else None})
     if authorization := kwargs.pop("authorization", None):
-        bearer = str(authorization).removeprefix("Bearer ")
+        if not isinstance(authorization, str):
+            raise ConfigurationError("authorization of portkey must be a str")
+        bearer = authorization.removeprefix("Bearer ")
         headers["authorization"] = f"Bearer {checked_key(bearer)}"
     given: Any = kwargs.pop("default_headers", None)
     given = {} if given is None else given
@@ -96,17 +98,35 @@ def portkey_spec(kwargs: dict[str, Any], sampling: dict[str, Any]) -> ClientSpec
 
 
 def gateway_headers(options: Mapping[str, Any]) -> dict[str, str]:
-    """The gateway's headers for its options, as its own SDK writes them."""
-    forwarded = {str(name).replace("_", "-") for name in options.get("forward_headers") or ()}
+    """The gateway's headers for its options, as its own SDK writes them.
+
+    Raises:
+        ConfigurationError: naming the option of a wrong type.
+    """
+    names = options.get("forward_headers") or ()
+    if not isinstance(names, list | tuple) or not all(isinstance(n, str) for n in cast("list[Any]", names)):
+        raise ConfigurationError('forward_headers of portkey must be a list of names, such as ["x-request-id"]')
+    forwarded = {name.replace("_", "-") for name in cast("list[str]", names)}
     headers: dict[str, str] = {}
     for option, value in options.items():
         name = option.replace("_", "-")
         if isinstance(value, bool):
             text = str(value).lower()
         elif option == "forward_headers":
-            text = ",".join(map(str, value or ()))
+            text = ",".join(cast("list[str]", names))
+        elif isinstance(value, Mapping):
+            text = _json(option, cast("Mapping[str, Any]", value))
+        elif value is None or isinstance(value, str | int | float):
+            text = str(value or "")
         else:
-            text = json.dumps(value) if isinstance(value, Mapping) else str(value or "")
+            raise ConfigurationError(f"{option} of portkey must be a str or a dict, not {type(value).__name__}")
         if text:
             headers[name if name in forwarded else f"x-portkey-{name}"] = text
     return headers
+
+
+def _json(option: str, value: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"{option} of portkey can't be written as JSON: {error}") from error

@@ -13,6 +13,7 @@ from ..http.endpoints import (
     checked_base_url,
     checked_headers,
     checked_key,
+    checked_text,
     fingerprint_of,
     from_environment,
     is_ambient,
@@ -103,6 +104,8 @@ def openai_spec(backend: str, preset: Preset, kwargs: dict[str, Any], sampling: 
 
 def _connection_settings(backend: str, preset: Preset, kwargs: dict[str, Any]) -> ConnectionSettings:
     base_url = _base_url(backend, preset, kwargs)
+    for name in ("organization", "project"):
+        checked_text(name, kwargs.get(name))
     api_key = checked_api_key(kwargs.pop("api_key", None))
     origin = origin_of(base_url) if base_url is not None else ("https", "api.openai.com", 443)
     headers = checked_headers(kwargs.get("default_headers"))

@@ -80,7 +80,7 @@ class Pacer:
 
     @property
     def in_flight(self) -> int:
-        """Requests sent and not answered yet."""
+        """Requests sent and not answered yet, or about to be sent."""
         return self._account.in_flight
 
     @property

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from . import report
-from .wire import MAX_FRAME, dump
+from .bounds import MAX_FRAME
+from .wire import dump
 
 
 def to_text(content: Any) -> str:

@@ -6,7 +6,8 @@ import re
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from .wire import MAX_FRAME, Waiter, Wire
+from .bounds import MAX_FRAME
+from .wire import Waiter, Wire
 
 if TYPE_CHECKING:
     import asyncio

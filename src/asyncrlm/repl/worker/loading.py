@@ -1,4 +1,4 @@
-"""Variables from the host: contexts, values of tools, setup code."""
+"""Variables from the host: contexts, values of tools."""
 
 from __future__ import annotations
 

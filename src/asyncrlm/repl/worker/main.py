@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from . import loading, report
 from .answer import Submission
+from .bounds import CREDIT, MAX_CALLS, PROTOCOL_VERSION
 from .calls import Calls
 from .cells import Cells, Namespace
 from .guard import before_exit, leave
@@ -19,9 +20,7 @@ from .stdio import Stdio
 from .surface import HostObject, Surface
 from .wire import Wire
 
-PROTOCOL_VERSION = 1
-
-__all__ = ["PROTOCOL_VERSION", "before_exit", "serve"]
+__all__ = ["before_exit", "serve"]
 
 
 class Worker:
@@ -78,8 +77,8 @@ class Worker:
         if frame.get("version", PROTOCOL_VERSION) != PROTOCOL_VERSION:
             print(f"the host speaks version {frame['version']} of the protocol, this worker {PROTOCOL_VERSION}")
             leave(64)
-        self.wire.credit = frame.get("credit", 128 * 1024 * 1024)
-        self.wire.most_calls = frame.get("calls", 1 << 16)
+        self.wire.credit = frame.get("credit", CREDIT)
+        self.wire.most_calls = frame.get("calls", MAX_CALLS)
         self.surface.raise_errors = frame.get("raise_errors", False)
         self.cells.show_values = frame.get("show_values", False)
         for name in frame.get("drop", ()):
@@ -107,28 +106,23 @@ class Worker:
         return {"t": "loaded", "id": frame["id"], "error": error}
 
     def _bind(self, frame: dict[str, Any]) -> None:
-        name, reserve = frame["name"], frame.get("reserve", True)
-        names = self.namespace.names
+        name = frame["name"]
         if frame.get("form") == "code":
-            self.cells.execute(loading.load(frame, self.wire.descriptors, self.surface), f"<cell {name or 'setup'}>")
+            self.cells.execute(loading.load(frame, self.wire.descriptors, self.surface), f"<cell {name}>")
             self.stdio.flush()
             self.stdio.restore()
             self.namespace.restore()
-            if not reserve:
-                return
-            if name not in names:
+            if name not in self.namespace.names:
                 raise NameError(f"the code does not bind {name!r}")
-            value = names[name]
+            value = self.namespace.names[name]
         else:
             value = loading.load(frame, self.wire.descriptors, self.surface)
         if name == "answer":
             self.submission.reset(value)
             self.namespace.restore()
-        elif reserve:
+        else:
             self.namespace.reserve(name, value)
             self._alias(name, frame.get("also"), value)
-        else:
-            names[name] = value
 
     def _alias(self, name: str, also: str | None, value: Any) -> None:
         """`context` is `context_0` and `history` is `history_0`, or what the host says, without being there twice."""

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from . import codec
+from .bounds import MAX_FRAME
 from .lazytext import Text
 from .replies import FailedReply, SubcallError, Texts, ready
 from .replies import Text as ReplyText
-from .wire import MAX_FRAME, dump
+from .wire import dump
 
 if TYPE_CHECKING:
     from .calls import Calls

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-MAX_FRAME = 64 * 1024 * 1024
-"""Longest frame that may be sent, in bytes; the host's `messages.py` has the same figure."""
 _PIECE = 256 * 1024
 _LEAST_SPACE = socket.CMSG_SPACE(16 * struct.calcsize("i"))
 _FLAGS = socket.MSG_DONTWAIT | getattr(socket, "MSG_CMSG_CLOEXEC", 0)

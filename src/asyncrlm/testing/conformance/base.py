@@ -9,7 +9,7 @@ import unittest
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, NoReturn, TypeVar, cast
 
 import anyio
 from msgspec.structs import replace
@@ -185,6 +185,26 @@ async def never(messages: list[dict[str, Any]]) -> str:
     """A model that does not answer."""
     await anyio.sleep_forever()
     raise AssertionError("unreachable")
+
+
+class Held:
+    """Something that a cell waits for without end, a tool or a model: `hold`."""
+
+    def __init__(self) -> None:
+        self.begun = anyio.Event()
+        self.cancelled = anyio.Event()
+
+    async def hold(self) -> NoReturn:
+        self.begun.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            self.cancelled.set()
+        raise AssertionError("unreachable")
+
+    async def seen(self) -> None:
+        """A tool that returns once `hold` was called."""
+        await self.begun.wait()
 
 
 def descendants() -> set[str]:

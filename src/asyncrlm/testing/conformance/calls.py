@@ -63,7 +63,7 @@ ONE_BY_ONE = {
 NEST = """
 fresh = "mine" not in globals()
 mine = context
-answer["content"] = f"{context}{'' if fresh else '!'} > {rlm_query(str(int(context) + 1))}"
+answer["content"] = f"{context}{sign()}{'' if fresh else '!'} > {rlm_query(str(int(context) + 1))}"
 answer["ready"] = True
 """
 
@@ -171,9 +171,17 @@ class Calls(Conformance):
         async def model(messages: list[dict[str, Any]]) -> str:
             return cell(NEST) if messages[0]["role"] == "system" else f"leaf {messages[-1]['content']}"
 
-        rlm = AsyncRLM(model, environment=environment, max_depth=4, max_iterations=2)
+        rlm = AsyncRLM(
+            model,
+            environment=environment,
+            max_depth=4,
+            max_iterations=2,
+            custom_tools={"sign": lambda: "r"},
+            custom_sub_tools={"sign": lambda: "c"},
+        )
         completion = await rlm.acompletion("0")
-        same(completion.response, "0 > 1 > 2 > 3 > leaf 4", "a sandbox in a sandbox, down to depth 3")
+        wanted = "0r > 1c > 2c > 3c > leaf 4"
+        same(completion.response, wanted, "a sandbox in a sandbox, down to depth 3, each with its own tools")
 
     @check()
     async def test_children_run_beside_each_other(self, environment: Environment) -> None:

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import hashlib
+import importlib.util
 import io
 import tempfile
+import unittest
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any, cast
 
-import anyio
-import anyio.abc
 import httpx2
+import msgspec
 
 from ... import ConfigurationError, Environment, Repl, Web
 from .base import Conformance, check, expect, printed, same, working
+from .web import serving
 
 ODD = "é 中 \U0001f600 e\u0301 \u202e, NUL \0, \r\n and \r and \u2028, \x01\x01\x01, \ufeff, \ud800 \udfff\n"
 
+TABLES = {
+    "pandas": "pandas.DataFrame({'n': [1, None], 'é': ['x', '\\r\\n']}, index=['a', 'b'])",
+    "polars": "polars.DataFrame({'n': [1, None], 'é': ['x', '\\r\\n'], 'l': [[1], []]})",
+    "pyarrow": "pyarrow.table({'n': [1, None], 'é': ['x', '\\r\\n'], 'l': [[1], []]})",
+}
+"""A table of each library."""
 SEED = 6
 """Of what random values are made."""
 DIGEST = """
@@ -91,29 +100,14 @@ class _Card:
     place: tuple[int, int]
 
 
+class _Note(msgspec.Struct):
+    name: str
+    card: _Card
+
+
 async def _pieces(*pieces: Any) -> AsyncGenerator[Any]:
     for piece in pieces:
         yield piece
-
-
-@asynccontextmanager
-async def _page(body: bytes, content_type: str) -> AsyncGenerator[httpx2.URL]:
-    """A document of a web server on loopback."""
-
-    async def serve(stream: anyio.abc.SocketStream) -> None:
-        async with stream:
-            head = b""
-            while b"\r\n\r\n" not in head:
-                head += await stream.receive()
-            lines = ["HTTP/1.1 200 OK", f"content-type: {content_type}", f"content-length: {len(body)}"]
-            await stream.send("\r\n".join([*lines, "connection: close", "", ""]).encode() + body)
-
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-    async with listener, anyio.create_task_group() as tasks:
-        tasks.start_soon(listener.serve, serve)
-        port = listener.extra(anyio.abc.SocketAttribute.local_port)  # noqa: S610 - not Django's
-        yield httpx2.URL(f"http://127.0.0.1:{port}/page")
-        tasks.cancel_scope.cancel()
 
 
 class Contexts(Conformance):
@@ -164,6 +158,7 @@ class Contexts(Conformance):
             (path.parent / "odd.bin").write_bytes(b"\xff")
             given: dict[str, tuple[Any, str]] = {
                 "(c.name, c.place)": (_Card("é", (1, 2)), "('é', (1, 2))"),
+                "(c['name'], c.card.place)": (_Note("é", _Card("", (1, 2))), "('é', (1, 2))"),
                 "c": (io.BytesIO(b"\xff\0"), "b'\\xff\\x00'"),
                 "c + '.'": (_pieces("é", "\r\n"), "'é\\r\\n.'"),
                 "c + b'.'": (_pieces(b"\xff", b"\n"), "b'\\xff\\n.'"),
@@ -171,24 +166,51 @@ class Contexts(Conformance):
                 "(c.names, c[0])": (path.parent / "*.txt", "(['context.txt'], 'é\\r\\n')"),
                 "c['context.txt'] * len(c)": ([path, path.parent / "odd.bin"], "'é\\r\\né\\r\\n'"),
             }
+            if importlib.util.find_spec("pydantic") is not None:
+                model = importlib.import_module("pydantic").create_model("Model", at=(datetime.date, ...), n=(int, 5))
+                given["(c.at.year, c['n'])"] = (model(at="2026-01-02"), "(2026, 5)")
             async with working(Repl(environment)) as repl:
                 for expression, (value, wanted) in given.items():
                     await repl.load("c", value)
                     same(await printed(repl, f"print(repr({expression}))"), f"{wanted}\n", repr(value))
 
     @check()
+    async def test_tables_where_their_library_is(self, environment: Environment) -> None:
+        installed = [library for library in TABLES if importlib.util.find_spec(library) is not None]
+        if not installed:
+            raise unittest.SkipTest(f"none of {', '.join(TABLES)} is installed")
+        async with working(Repl(environment)) as repl:
+            for library in installed:
+                table = eval(TABLES[library], {library: importlib.import_module(library)})  # noqa: S307 - as cells do
+                there = f"import importlib.util\nprint(importlib.util.find_spec({library!r}) is not None)"
+                if await printed(repl, there) == "True\n":
+                    await repl.load("c", table)
+                    code = f"import {library}\nprint(type(c).__module__.split('.')[0], c.equals({TABLES[library]}))"
+                    same(await printed(repl, code), f"{library} True\n", f"a table of {library}")
+                    continue
+                try:
+                    await repl.load("c", table)
+                except ConfigurationError as error:
+                    wanted = f"here there is no {library}: install it where cells run"
+                    expect(wanted in str(error), f"an error that says what to install: {error}")
+                else:
+                    raise AssertionError(f"a table of {library} came where there is no {library}")
+
+    @check()
     async def test_a_document_of_the_web(self, environment: Environment) -> None:
-        async with (
-            _page("é 中".encode("utf-16"), "text/html; charset=utf-16") as url,
-            working(Repl(environment, context=url, web=Web(allow_private=True))) as repl,
-        ):
-            same(await printed(repl, "print(repr(context))"), "'é 中'\n", "a document in its charset")
-            try:
-                await repl.load("context_1", url, web=Web())
-            except ConfigurationError as error:
-                expect("no address of the public internet" in str(error), f"a refusal that says why: {error}")
-            else:
-                raise AssertionError("an address of this machine was asked, and nobody had allowed it")
+        def page(method: str, body: bytes) -> tuple[str, str, bytes]:
+            return "200 OK", "text/html; charset=utf-16", "é 中".encode("utf-16")
+
+        async with serving(page) as address:
+            url = httpx2.URL(address)
+            async with working(Repl(environment, context=url, web=Web(allow_private=True))) as repl:
+                same(await printed(repl, "print(repr(context))"), "'é 中'\n", "a document in its charset")
+                try:
+                    await repl.load("context_1", url, web=Web())
+                except ConfigurationError as error:
+                    expect("no address of the public internet" in str(error), f"a refusal that says why: {error}")
+                else:
+                    raise AssertionError("an address of this machine was asked, and nobody had allowed it")
 
     @check()
     async def test_files_that_stay_files(self, environment: Environment) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 
 from ... import Environment, ProtocolError, Repl, REPLResult, SandboxLost
-from .base import Conformance, check, expect, never, printed, report, same, upper, working
+from .base import Conformance, Held, check, expect, never, printed, report, same, upper, working
 
 ENDLESS = [
     "while True: pass",
@@ -106,24 +106,16 @@ class Deaths(Conformance):
 
     @check()
     async def test_a_worker_that_dies_in_a_sub_call_takes_the_call_along(self, environment: Environment) -> None:
-        asked, cancelled = anyio.Event(), anyio.Event()
+        held = Held()
 
         async def hold(messages: list[dict[str, Any]]) -> str:
-            asked.set()
-            try:
-                await anyio.sleep_forever()
-            finally:
-                cancelled.set()
-            raise AssertionError("unreachable")
-
-        async def seen() -> None:
-            await asked.wait()
+            return await held.hold()
 
         code = "import os, threading\nthreading.Thread(target=llm_query, args=('x',)).start()\nseen()\nos._exit(3)"
-        async with working(Repl(environment, lm=hold, custom_tools={"seen": seen})) as repl:
+        async with working(Repl(environment, lm=hold, custom_tools={"seen": held.seen})) as repl:
             result = await repl.execute(code)
             expect(result.error, "a worker that died was not told of")
-            expect(cancelled.is_set(), "a model was still being asked for a worker that had died")
+            expect(held.cancelled.is_set(), "a model was still being asked for a worker that had died")
 
     @check()
     async def test_garbage_on_every_descriptor_harms_its_own_sandbox_only(self, environment: Environment) -> None:

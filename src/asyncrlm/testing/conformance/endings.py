@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 
 from ... import AsyncRLM, Environment, Repl, TimeoutExceededError
-from .base import Conformance, cell, check, expect, nothing_left, printed, same, submit, working
+from .base import Conformance, Held, cell, check, expect, nothing_left, printed, same, submit, working
 
 FRACTIONS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
 
@@ -104,24 +104,19 @@ class Endings(Conformance):
 
     @check()
     async def test_cancelled_in_a_sub_call(self, environment: Environment) -> None:
-        asked, cancelled = anyio.Event(), anyio.Event()
+        held = Held()
 
         async def hold(messages: list[dict[str, Any]]) -> str:
             if "hold" not in messages[-1]["content"]:
                 return "ok"
-            asked.set()
-            try:
-                await anyio.sleep_forever()
-            finally:
-                cancelled.set()
-            raise AssertionError("unreachable")
+            return await held.hold()
 
         async with working(Repl(environment, lm=hold)) as repl:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(repl.execute, "llm_query_batched(['hold'] * 20)")
-                await asked.wait()
+                await held.begun.wait()
                 tasks.cancel_scope.cancel()
-            expect(cancelled.is_set(), "a model was still being asked after its cell was cancelled")
+            expect(held.cancelled.is_set(), "a model was still being asked after its cell was cancelled")
             same((await repl.execute("print(llm_query('x'))")).stdout, "ok\n", "a sub-call after that")
 
     @check()

@@ -83,7 +83,7 @@ class Outputs(Conformance):
         lines = self.flood // 100_000
         flood = "import sys\nfor f in (sys.stdout, sys.stderr):\n    print('HEAD-MARK', file=f)\n"
         flood += f"    for _ in range({lines}): print('x' * 99_999, file=f)\n    print('TAIL-MARK', file=f)"
-        most = environment.settings.max_output + 10_000
+        most = environment.max_output + 10_000
         async with working(Repl(environment)) as repl:
             result = await repl.execute(flood)
             for name, text in (("output", result.stdout), ("error", result.stderr)):

@@ -7,8 +7,8 @@ from typing import Any
 
 import anyio
 
-from ... import ApprovalRequest, AsyncRLM, Environment, LMError, LMRequest
-from ...events import ToolCalled
+from ... import ApprovalRequest, AsyncRLM, Environment, LMError, LMRequest, RemoteEnvironment
+from ...events import ContextProgress, ToolCalled
 from ..scripted import ScriptedLM
 from .base import Conformance, cell, check, expect, same, submit
 
@@ -28,7 +28,9 @@ class Runs(Conformance):
         look = "[kept, context, len(context_1), context_2, history_0[-1]['role'], history is history_1]"
         model = ScriptedLM(
             [cell("kept = [1]") + "\n" + submit("'first'"), LMError("refused"), cell("kept.append(2)"), submit(look)]
+            + [cell("kept.append(context)"), submit("kept[2:]")] * 2
         )
+        queued: list[str] = []
         async with AsyncRLM(model, environment=environment).session() as chat:
             same((await chat.acompletion("zero")).response, "first", "the first answer")
             try:
@@ -39,6 +41,14 @@ class Runs(Conformance):
                 raise AssertionError("a model that failed was not told of")
             wanted = '[[1, 2], "two", 300000, "two", "assistant", true]'
             same((await chat.acompletion("two")).response, wanted, "what the third completion finds")
+
+            async def ask() -> None:
+                queued.append((await chat.acompletion("more")).response)
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(ask)
+                tasks.start_soon(ask)
+        same(queued, ['["more"]', '["more", "more"]'], "two completions at once, of which one must wait for the other")
 
     @check()
     async def test_a_persistent_engine_outlives_a_cancelled_completion(self, environment: Environment) -> None:
@@ -91,6 +101,22 @@ class Runs(Conformance):
         same(completion.parsed, _Found(4, [2, 3]), "the typed answer, which the cell gave as an object")
         same(len(model.calls), 2, "turns, of which a misfit costs one")
         expect("Expected `int`, got `str` - at `$.size`" in model.prompts[1], "the model must read what does not fit")
+
+    @check()
+    async def test_a_context_is_told_of_on_its_way(self, environment: Environment) -> None:
+        size = 3_000_000
+        told: list[ContextProgress] = []
+        rlm = AsyncRLM(ScriptedLM([submit("len(context)")]), environment=environment)
+        async with rlm.astream("x" * size) as events:
+            async for event in events:
+                if isinstance(event, ContextProgress) and event.to == "sandbox":
+                    told.append(event)
+        same(events.result and events.result.response, str(size), "the characters that came")
+        if not told and not isinstance(environment, RemoteEnvironment):
+            return  # where files of this machine are handed over, nothing is on its way
+        sent = [event.received for event in told]
+        expect(sent and sent == sorted(sent), f"progress of an upload must be told, and grow; told were {sent}")
+        same((sent[-1], told[-1].total), (size, size), "bytes that were sent in the end, and of how many")
 
     @check()
     async def test_cells_and_calls_are_approved(self, environment: Environment) -> None:

@@ -40,16 +40,31 @@ def answered(method: str, given: dict[str, Any]) -> dict[str, Any] | None:
     return called(given["name"], given.get("arguments") or {}) if method == "tools/call" else None
 
 
+def reply(line: bytes | str) -> bytes | None:
+    """The message that answers one; None if none does."""
+    request = json.loads(line)
+    if "id" not in request:
+        return None
+    result = answered(request["method"], request.get("params") or {})
+    body = {"result": result} if result is not None else {"error": {"code": -32601, "message": "no such method"}}
+    return json.dumps({"jsonrpc": "2.0", "id": request["id"], **body}).encode()
+
+
+def over_http(method: str, body: bytes) -> tuple[str, str, bytes]:
+    """The same as a web server: status line, content type and body of the answer to a request."""
+    if method != "POST":
+        return "405 Method Not Allowed", "text/plain", b""
+    message = reply(body)
+    return ("200 OK", "application/json", message) if message is not None else ("202 Accepted", "text/plain", b"")
+
+
 def main() -> None:
     """Serve until standard input ends."""
     for line in sys.stdin:
-        request = json.loads(line)
-        if "id" not in request:
-            continue
-        result = answered(request["method"], request.get("params") or {})
-        body = {"result": result} if result is not None else {"error": {"code": -32601, "message": "no such method"}}
-        sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": request["id"], **body}) + "\n")
-        sys.stdout.flush()
+        message = reply(line)
+        if message is not None:
+            sys.stdout.buffer.write(message + b"\n")
+            sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

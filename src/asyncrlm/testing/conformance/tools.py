@@ -14,7 +14,8 @@ import anyio.lowlevel
 
 from ... import Environment, MCPServer, Repl
 from . import tool_server
-from .base import Conformance, check, expect, printed, report, same, working
+from .base import Conformance, Held, check, expect, printed, report, same, working
+from .web import serving
 
 
 class Tools(Conformance):
@@ -98,40 +99,21 @@ class Tools(Conformance):
 
     @check()
     async def test_a_tool_is_cancelled_with_its_cell(self, environment: Environment) -> None:
-        begun, cancelled = anyio.Event(), anyio.Event()
-
-        async def hold() -> None:
-            begun.set()
-            try:
-                await anyio.sleep_forever()
-            finally:
-                cancelled.set()
-
-        async with working(Repl(environment, custom_tools={"hold": hold})) as repl:
+        held = Held()
+        async with working(Repl(environment, custom_tools={"hold": held.hold})) as repl:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(repl.execute, "hold()")
-                await begun.wait()
+                await held.begun.wait()
                 tasks.cancel_scope.cancel()
-            expect(cancelled.is_set(), "a tool went on after its cell was cancelled")
+            expect(held.cancelled.is_set(), "a tool went on after its cell was cancelled")
 
     @check()
     async def test_a_tool_is_cancelled_when_its_cell_has_ended(self, environment: Environment) -> None:
-        begun, cancelled = anyio.Event(), anyio.Event()
-
-        async def hold() -> None:
-            begun.set()
-            try:
-                await anyio.sleep_forever()
-            finally:
-                cancelled.set()
-
-        async def seen() -> None:
-            await begun.wait()
-
+        held = Held()
         code = "import threading\nthreading.Thread(target=hold, daemon=True).start()\nseen()\nprint('over')"
-        async with working(Repl(environment, custom_tools={"hold": hold, "seen": seen})) as repl:
+        async with working(Repl(environment, custom_tools={"hold": held.hold, "seen": held.seen})) as repl:
             same(await printed(repl, code), "over\n", "a cell that leaves a thread waiting for a tool")
-            expect(cancelled.is_set(), "a tool went on after the cell that called it had ended")
+            expect(held.cancelled.is_set(), "a tool went on after the cell that called it had ended")
 
     @check()
     async def test_an_object_stays_on_the_host_behind_its_functions(self, environment: Environment) -> None:
@@ -176,15 +158,23 @@ class Tools(Conformance):
             "import inspect\nprint(inspect.signature(far_add), far_add.__doc__)\n"
             "try:\n    far_fail()\nexcept Exception as error:\n    print(error)"
         )
-        async with working(Repl(environment, mcp_servers=[server])) as repl:
-            first, variables, told, failed = (await printed(repl, code)).splitlines()
-            same(first, "2 6 False", "what a server's tool gives, and what is not allowed")
-            same(variables, "GIVEN", "the variables that a server has")
-            expect(
-                told.startswith("(a: int, b: int = Ellipsis) -> int "), f"the signature of a server's tool is {told!r}"
-            )
-            expect("Adds two numbers." in told, f"its text must be told, it read {told!r}")
-            same(failed, "it is broken", "the error of a server's tool")
+        near = (
+            "print(near_add(2), 'near_variables' in globals())\n"
+            "try:\n    near_fail()\nexcept Exception as error:\n    print(error)"
+        )
+        async with serving(tool_server.over_http) as url:
+            servers = [server, MCPServer(name="near", url=url, tools=["add", "fail"])]
+            async with working(Repl(environment, mcp_servers=servers)) as repl:
+                first, variables, told, failed = (await printed(repl, code)).splitlines()
+                same(first, "2 6 False", "what a server's tool gives, and what is not allowed")
+                same(variables, "GIVEN", "the variables that a server has")
+                expect(
+                    told.startswith("(a: int, b: int = Ellipsis) -> int "),
+                    f"the signature of a server's tool is {told!r}",
+                )
+                expect("Adds two numbers." in told, f"its text must be told, it read {told!r}")
+                same(failed, "it is broken", "the error of a server's tool")
+                same(await printed(repl, near), "3 False\nit is broken\n", "tools of a server over HTTP")
 
     @check()
     async def test_source_runs_where_cells_run(self, environment: Environment) -> None:

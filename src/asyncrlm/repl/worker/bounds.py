@@ -1,0 +1,11 @@
+"""The figures of the protocol, which both sides go by."""
+
+from __future__ import annotations
+
+PROTOCOL_VERSION = 1
+MAX_FRAME = 64 * 1024 * 1024
+"""Longest frame a worker may send, in bytes."""
+CREDIT = 128 * 1024 * 1024
+"""Bytes of call frames a worker may have unanswered; the reply to a call gives its bytes back."""
+MAX_CALLS = 65_536
+"""Calls a worker may have unanswered, whatever their bytes: each costs the host more than those."""
