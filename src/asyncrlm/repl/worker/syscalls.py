@@ -113,7 +113,7 @@ _DENIED: dict[str, Numbers] = {
     "removexattrat": (466, 466),
     "file_setattr": (469, 469),
 }
-# Landlock lets a cell read the attributes of any file that it can name. "Not supported" is what shutil and ls pass over;
+# Landlock lets cells read the attributes of any file they can name. "Not supported" is what shutil and ls pass over;
 # by a descriptor (fgetxattr) they stay, since that takes a file it may open.
 _UNSUPPORTED: dict[str, Numbers] = {
     "getxattr": (191, 8),
