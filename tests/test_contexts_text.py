@@ -150,6 +150,8 @@ CLUES = [
     r"(?<=x)ab", r"(?:ab){2}", r"a{2}b", r"(a)\1", r"(?s)a.{0,3}b.{0,2}€", r"(?m)^ab$", r"\bab", r"(é)?a(?(1)b|€)",
     r"(?x) a  b # c", r"[^a]{6}ab", r".{5}(?:A|€)",
     r"(?:a|(?i:B))€", r"a?", r"€é(?!x)", r"ab\Z", r"\Ax",
+    r"[A-Z]{2}", r"[^x]{3}", r"[ab]+ ", r"[é€]{2}a?", r"(?i:[a-b]{2})€", r"(?i)a(?-i:[ab])", r"(?s).{3}b",
+    r"(?:[ab]|€){2}", r"[AB][AB]{1,2}é", r"(?i)[^b]{2}b", r"(?i)[ab]{3}|B€", r"\w{3}\b", r"(?a:\w{2}) ", r"a{2,}",
 ]  # fmt: skip
 gaps = st.builds(lambda fill, count: fill * count, st.sampled_from(["x", "é", "\n", "x😀"]), st.integers(0, 60))
 sparse = st.lists(gaps | st.text(st.sampled_from("abAB é€"), max_size=5), max_size=9).map("".join)
@@ -164,17 +166,36 @@ def test_what_is_far_from_a_match_is_left_out(text: str, pattern: str) -> None:
     assert [(match.span(), match.groups()) for match in found] == wanted
 
 
-def test_case_is_ignored_of_letters_that_have_two_faces() -> None:
+ONE = [
+    r"[A-F]",
+    r"\d",
+    r"(?i)[a-k]",
+    r"(?i)[^s]",
+    r"(?a)\S",
+    r"(?a:\S)",
+    r"\s",
+    r"[^\x00-\x7f]",
+    r"(?i:[\w-])",
+    r"(?i)x(?-i:[k])",
+]
+
+
+def test_a_set_has_every_byte_of_its_characters() -> None:
     everything = "".join(chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000)
-    for code in range(128):
-        faces = set(re.findall(re.escape(chr(code)), everything, re.IGNORECASE))
-        known = clues.known(re.escape(chr(code)), re.IGNORECASE | re.UNICODE).clues
-        assert bool(known) == (faces == {chr(code).lower(), chr(code).upper()})
-        assert all(clue.parts == (chr(code).lower().encode(),) for clue in known)
+    letters = [f"(?i){re.escape(chr(code))}" for code in range(128)]
+    for pattern in ONE + letters:
+        compiled = re.compile(pattern)
+        matched = "".join(compiled.findall(everything))
+        for parts, table, _ in clues.known(pattern, compiled.flags).clues:
+            seen = matched.encode()
+            assert set(seen.translate(table)) <= set(parts[0]), pattern
+    [known] = clues.known(r"[A-F]{3}\d{4}x*", re.UNICODE).clues[1:]
+    assert (known.parts, known.table, known.before) == ((b"\1" * 3,), bytes(65 <= code < 71 for code in range(256)), 0)
+    assert not clues.known(r"\w+.(?-i:k)|[^a]", re.UNICODE).clues
 
 
 def test_nothing_need_be_known_of_a_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = clues.Clue((b"bb", b"cd"), False, clues.UNBOUNDED)
+    wanted = clues.Clue((b"bb", b"cd"), None, clues.UNBOUNDED)
     assert clues.known(r"a+bb|cd(?i:E)", re.UNICODE) == ((wanted,), clues.UNBOUNDED)
     monkeypatch.setattr(clues, "_parser", refused)
     assert clues.known("ab", re.UNICODE) == ((), clues.UNBOUNDED)

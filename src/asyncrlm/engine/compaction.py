@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from ..clipping import clip
 from ..errors import LMError
@@ -19,35 +19,36 @@ _LEAST_PART = 500
 """Characters kept of each message at least, where a history must be cut to be summarised at all."""
 
 
+class Aside(Protocol):
+    """A run, as what it does beside its turns knows it."""
+
+    async def ask_aside(self, request: LMRequest) -> LMReply:
+        """Send a request that is no turn's own, under the limits of the run."""
+        ...
+
+    def compacted(self, before: int, after: int, summary: str, seconds: float) -> None:
+        """Hear of a summary that stands in the place of a history: tokens before and after, and how long it took."""
+        ...
+
+
 class Compaction:
     """Of one run.
 
     Args:
-        compactor: Makes the summary.
+        configuration: Says what makes the summary, and when.
         history: What is compacted.
-        ask: Sends a request of this run that is none of its turns.
+        run: Whose it is.
         window: Tokens that the model reads and writes in one request.
         name: What the REPL knows the whole history by, besides `history`.
     """
 
-    def __init__(
-        self,
-        compactor: Compactor,
-        configuration: Configuration,
-        history: History,
-        ask: Callable[[LMRequest], Awaitable[LMReply]],
-        told: Callable[[int, int, str, float], None],
-        *,
-        window: int,
-        name: str,
-    ) -> None:
-        self._compactor = compactor
+    def __init__(self, configuration: Configuration, history: History, run: Aside, *, window: int, name: str) -> None:
+        self._compactor = configuration.compactor or by_summary(configuration.prompts.compaction)
         self._prompts = configuration.prompts
         self._most = int(window * configuration.compaction_threshold)
         self._window = window
         self._history = history
-        self._ask = ask
-        self._told = told
+        self._run = run
         self._name = name
         self._count = 0
         self._counted: tuple[int, int] | None = None
@@ -93,14 +94,14 @@ class Compaction:
         self._history.user(words.compacted_message(self._prompts, count=self._count))
         self._counted = None
         await session.load(self._name, self._history.transcript(), also="history")
-        self._told(before, self.tokens, summary, time.perf_counter() - began)
+        self._run.compacted(before, self.tokens, summary, time.perf_counter() - began)
 
     async def _summary(self) -> str:
         messages = self._history.request().messages
 
         async def ask(asked: list[dict[str, str]]) -> str:
             request = LMRequest(messages=tuple(Message(each["role"], each["content"]) for each in asked))
-            return (await self._ask(request)).text
+            return (await self._run.ask_aside(request)).text
 
         try:
             return await self._compactor(_plain(messages), ask)

@@ -69,13 +69,7 @@ class Turns:
         configuration, window = self._tree.configuration, self.root.window
         if configuration.compactor is None or window is None:
             return
-
-        def told(before: int, after: int, summary: str, seconds: float) -> None:
-            self._telling.history_compacted(self.number, before, after, summary, seconds)
-
-        self.compaction = Compaction(
-            configuration.compactor, configuration, self.history, self.ask_aside, told, window=window, name=name
-        )
+        self.compaction = Compaction(configuration, self.history, self, window=window, name=name)
 
     def meanwhile(self, work: Callable[[], Awaitable[None]], *, hear_out: bool) -> None:
         """Have `work` done while the next request is in flight, and before its reply is used.
@@ -148,6 +142,10 @@ class Turns:
         request = msgspec.structs.replace(request, sampling_args=self._tree.sampling_args)
         place = f"{self._path}{self.number}t{self._asides}"
         return await self._tree.ask(self.root, request, run_id=self._run_id, place=place)
+
+    def compacted(self, before: int, after: int, summary: str, seconds: float) -> None:
+        """A summary stands in the place of the history."""
+        self._telling.history_compacted(self.number, before, after, summary, seconds)
 
     async def parsed(self, reply: LMReply) -> ParsedReply:
         """What a reply asks to run; a long one is not read on the event loop."""
