@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import AsyncGenerator, Callable, Hashable, Mapping
 from contextlib import asynccontextmanager
@@ -137,13 +138,13 @@ def _own_http_client(settings: ConnectionSettings, sdk: Any) -> Any:
     return sdk.DefaultAsyncHttpxClient(**arguments)
 
 
-def idle_at_most(settings: ConnectionSettings) -> float | None:
-    """Seconds after which the pool has surely closed a connection without a request; None if it may still be there."""
+def idle_at_most(settings: ConnectionSettings) -> float:
+    """Seconds after which the pool has surely closed a connection that had no request."""
     import sniffio  # noqa: PLC0415 - comes with the SDK
 
     # aiohttp looks every IDLE seconds for those that are older; httpx2 when the next request comes.
     by_itself = settings.http_client is None and sniffio.current_async_library() == "asyncio"
-    return 2 * IDLE + 5 if by_itself else None
+    return 2 * IDLE + 5 if by_itself else math.inf
 
 
 @asynccontextmanager
