@@ -32,8 +32,8 @@ def configure(*, nameless: tuple[Any, ...], unknown: Mapping[str, Any], **given:
     """
     if nameless:
         raise ConfigurationError(
-            "only backend, backend_kwargs, environment and environment_kwargs, in this order, may be given without their"
-            " names; give the others as name=value"
+            "only backend, backend_kwargs, environment and environment_kwargs, in this order, may be given without "
+            "their names; give the others as name=value"
         )
     _refuse_unknown(unknown, given)
     flags = {name: _flag(name, given[name]) for name in ("orchestrator", "verbose", "persistent")}
