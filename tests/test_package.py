@@ -7,6 +7,7 @@ import graphlib
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -22,7 +23,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 SURFACE = {
     "AsyncRLM", "RLM", "Repl", "RLMLogger", "Environment", "LocalEnvironment",
     "RemoteEnvironment", "Machine", "Confinement", "Sandbox", "Scope", "Settings", "Report", "Printed",
-    "Prompts", "Chat", "EventStream", "BlockingChat", "BlockingEventStream",
+    "Prompts", "Chat", "Streaming", "EventStream", "BlockingChat", "BlockingStreaming", "BlockingEventStream",
     "RLMChatCompletion", "Web", "UsageSummary", "ModelUsageSummary", "REPLResult",
     "ApprovalRequest", "MCPServer", "LMClient", "LMRequest", "LMReply", "LMUsage", "Message", "Pacer",
     "RLMError", "ConfigurationError", "LimitError", "BudgetExceededError", "TimeoutExceededError",
@@ -36,7 +37,9 @@ MEMBERS: dict[str, set[str]] = {
     "Repl": {"execute", "load", "report"},
     "Chat": {"aclose", "acompletion", "astream"},
     "BlockingChat": {"close", "completion", "stream"},
+    "Streaming": set(),
     "EventStream": {"result"},
+    "BlockingStreaming": set(),
     "BlockingEventStream": {"close", "result"},
     "Pacer": {"in_flight", "name", "waiting", "width"},
 }
@@ -64,6 +67,12 @@ def test_the_public_names_are_these() -> None:
         assert getattr(asyncrlm, name) is not None
     with pytest.raises(AttributeError, match="nonsense"):
         asyncrlm.nonsense  # noqa: B018
+
+
+def test_the_readme_names_what_is_public() -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
+    versioned = readme.partition("**What is versioned.**")[2].partition("\n\n")[0]
+    assert set(re.findall(r"`asyncrlm\.(\w+)`", versioned)) == set(dir(asyncrlm)) - SURFACE | {"__all__"}
 
 
 @pytest.mark.parametrize("name", MEMBERS)

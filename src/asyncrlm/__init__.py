@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from . import testing as testing
     from .blocking import BlockingChat as BlockingChat
     from .blocking import BlockingEventStream as BlockingEventStream
+    from .blocking import BlockingStreaming as BlockingStreaming
     from .chat import Chat as Chat
     from .engine.completions import EventStream as EventStream
+    from .engine.completions import Streaming as Streaming
     from .engine.repl import Repl as Repl
     from .engine.texts import Prompts as Prompts
     from .environments import Environment as Environment
@@ -112,7 +114,9 @@ _HOMES = {
     "Chat": "chat",
     "BlockingChat": "blocking",
     "BlockingEventStream": "blocking",
+    "BlockingStreaming": "blocking",
     "EventStream": "engine.completions",
+    "Streaming": "engine.completions",
     "Prompts": "engine.texts",
     "ApprovalRequest": "repl.approval",
     "MCPServer": "mcp.server",
@@ -161,6 +165,7 @@ __all__ = [
     "AsyncRLM",
     "BlockingChat",
     "BlockingEventStream",
+    "BlockingStreaming",
     "BudgetExceededError",
     "CancellationError",
     "Chat",
@@ -195,6 +200,7 @@ __all__ = [
     "SandboxLost",
     "Scope",
     "Settings",
+    "Streaming",
     "SubcallLimitExceededError",
     "TimeoutExceededError",
     "TokenLimitExceededError",
