@@ -93,6 +93,32 @@ async def test_reading_outside_is_denied(scope: PlainScope, tmp_path: Path) -> N
         assert through(await assault(c, READS, **values)) == list(READS)
 
 
+ATTRIBUTES = {
+    "value": "os.getxattr(SECRET, 'user.secret')",
+    "value, not following": "os.getxattr(SECRET, 'user.secret', follow_symlinks=False)",
+    "value, by descriptor": "os.getxattr(os.open(SECRET, os.O_PATH), 'user.secret')",
+    "value, by descriptor path": "os.getxattr('/proc/self/fd/%d' % os.open(SECRET, os.O_PATH), 'user.secret')",
+    "getxattrat": "raw(464, -100, os.fsencode(SECRET), 0, b'user.secret', struct.pack('QII', 0, 0, 0), 16)",
+    "names": "os.listxattr(SECRET)",
+    "names, not following": "os.listxattr(SECRET, follow_symlinks=False)",
+    "listxattrat": "raw(465, -100, os.fsencode(SECRET), 0, None, 0)",
+}
+
+
+async def test_attributes_of_files_outside_cannot_be_read(scope: PlainScope, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("")
+    try:
+        os.setxattr(secret, "user.secret", b"1")
+    except OSError as e:
+        pytest.skip(f"the folder of temporary files has no attributes: {e}")
+    async with client(scope, scope.place(_mode=scope.mode)) as c:
+        denied(await assault(c, ATTRIBUTES, SECRET=str(secret)))
+        assert await c.attempt("import shutil; open('a', 'w').close(); shutil.copy2('a', 'b')") is None
+    async with client(scope, scope.place(_mode=scope.mode, isolation="none")) as c:
+        assert {"value", "names"} <= set(through(await assault(c, ATTRIBUTES, SECRET=str(secret))))
+
+
 TELLTALES = """
 from pathlib import Path
 told = {}

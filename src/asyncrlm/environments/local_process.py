@@ -64,11 +64,12 @@ class Process:
         """
         self._threads = threads
         self.control, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        lock = -1
+        end = lock = -1
         try:
+            end = homes.above_standard(far.detach())
             self.home, lock = make_home()
             options = {
-                "control": far.fileno(),
+                "control": end,
                 "host": os.getpid(),
                 "home": str(self.home),
                 "lock": lock,
@@ -84,7 +85,7 @@ class Process:
                     stderr=log,
                     env=ENVIRON,
                     cwd="/",
-                    pass_fds=[far.fileno(), lock],
+                    pass_fds=[end, lock],
                     start_new_session=True,  # a signal to the host's group is the host's to handle
                 )
             self._pidfd = os.pidfd_open(self._popen.pid)
@@ -96,9 +97,9 @@ class Process:
                 raise ConfigurationError(f"python={python!r} can't be run: {e.strerror}") from e
             raise
         finally:
-            far.close()
-            if lock >= 0:
-                os.close(lock)
+            for fd in (end, lock):
+                if fd >= 0:
+                    os.close(fd)
         self.control.setblocking(False)
         self.tokens: list[str] = []
         """Names of workers that have ended, to be given again: their folders may still be there."""

@@ -13,11 +13,21 @@ from .removing import remove_tree
 PREFIX = "asyncrlm-"
 
 
+def above_standard(fd: int) -> int:
+    """The same descriptor at a number above 2: at 0, 1 or 2 a program that it is passed to has its standard streams."""
+    if fd > 2:
+        return fd
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(fd)
+
+
 def lock_home(home: str) -> int:
     """Lock a new folder; gives the descriptor, whose copies hold the lock as well, and which no program inherits."""
     making = os.path.join(home, "making")
     # Locked before it has the name that a sweep looks for, or a sweep could take a home that is being made.
-    lock = os.open(making, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    lock = above_standard(os.open(making, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         os.rename(making, os.path.join(home, "lock"))

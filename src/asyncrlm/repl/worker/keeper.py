@@ -341,6 +341,7 @@ def _take_wire() -> tuple[int, int]:
 def main(begun: bytes) -> NoReturn:
     """Keep one worker; `begun` is what came of the host's stream after this program itself."""
     inp, out = _take_wire()
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # what started it may have blocked some
     folder = ""
     try:
         while b"\n" not in begun:

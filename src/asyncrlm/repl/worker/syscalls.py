@@ -113,6 +113,16 @@ _DENIED: dict[str, Numbers] = {
     "removexattrat": (466, 466),
     "file_setattr": (469, 469),
 }
+# Landlock lets cells read the attributes of any file they can name. "Not supported" is what shutil and ls pass over;
+# by a descriptor (fgetxattr) they stay, since that takes a file it may open.
+_UNSUPPORTED: dict[str, Numbers] = {
+    "getxattr": (191, 8),
+    "lgetxattr": (192, 9),
+    "listxattr": (194, 11),
+    "llistxattr": (195, 12),
+    "getxattrat": (464, 464),
+    "listxattrat": (465, 465),
+}
 # Modes and times: needed by shutil, zipfile, tarfile. Where the mounts outside the working folder are read-only they
 # work; elsewhere they succeed and change nothing, since a filter can't tell one path from another.
 _METADATA: dict[str, Numbers] = {
@@ -168,7 +178,7 @@ SECCOMP = confine.LINUX and confine.MACHINE in _ARCHITECTURES
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _AND, _RETURN, _JUMP = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06, 0x05
 _ALLOW = (_RETURN, 0, 0, 0x7FFF0000)
-_EPERM, _ENOSYS, _SUCCESS = (1, 38, 0)
+_EPERM, _ENOSYS, _ENOTSUP, _SUCCESS = (1, 38, 95, 0)
 
 
 def _errno(number: int) -> Instruction:
@@ -210,6 +220,8 @@ def filter_program(quiet_metadata: bool, network: bool = False, threads: bool = 
     rules: dict[int, Body] = {}
     for numbers in [*_DENIED.values(), *(() if network else _NETWORK.values())]:
         _rule(rules, numbers[which], _errno(_EPERM))
+    for numbers in _UNSUPPORTED.values():
+        _rule(rules, numbers[which], _errno(_ENOTSUP))
     if confine.LANDLOCK_ABI < 3:
         _rule(rules, _TRUNCATE_CALL[which], _errno(_EPERM))
     if quiet_metadata:

@@ -355,6 +355,8 @@ def _bound_arenas() -> None:
 def main(options: str) -> None:
     """Run the template; `options` is the host's JSON."""
     given: Options = json.loads(options)
+    # The host's thread may have blocked some: without SIGCHLD no worker is buried, without SIGINT no cell interrupted.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:
         template = Template(given)
         template.run()
