@@ -349,6 +349,44 @@ async def test_the_callers_http_client_is_used_and_not_closed(backend: Backend, 
     assert len(asked) == 2
 
 
+@pytest.mark.parametrize("library", [httpx2, httpx])
+async def test_the_callers_http_client_keeps_its_cookies_login_and_hooks(library: Any) -> None:
+    """Those of the server's host only, and those that it gave itself; no message repeats them."""
+    seen: list[str] = []
+
+    async def hook(request: Any) -> None:
+        seen.append(request.url.path)
+        if len(seen) > 3:
+            raise ValueError(f"{request.headers['cookie']} and {request.headers['authorization']}")
+
+    cookies = library.Cookies({"session": "cookie-of-mine-1234"})
+    cookies.set("other", "of-another-host", domain="elsewhere.test")
+    told = FakeReply("a", headers={"set-cookie": "given=by-the-server-5678; Path=/"})
+    echoed = FakeReply(status=400, error={"message": "what is cookie-of-mine-1234 / by-the-server-5678?"})
+    mine = library.AsyncClient(cookies=cookies, auth=("user", "password"), event_hooks={"request": [hook]})
+    async with mine, FAMILIES[1].serving(told, "b", echoed, http_client=mine) as (server, client):
+        await client.acomplete(ask())
+        await streamed(client, ask())
+        with pytest.raises(LMError, match="what is") as caught:
+            await client.acomplete(ask())
+        with pytest.raises(LMError, match="ValueError") as raised:
+            await client.acomplete(ask())
+    sent = [request.headers.get("cookie") for request in server.requests]
+    assert sent == ["session=cookie-of-mine-1234", *["session=cookie-of-mine-1234; given=by-the-server-5678"] * 2]
+    assert {request.headers["authorization"] for request in server.requests} == {"Basic dXNlcjpwYXNzd29yZA=="}
+    for error in (caught.value, raised.value):
+        assert not [secret for secret in ("1234", "5678", "dXNlcj") if secret in str(error)]
+
+
+async def test_what_a_server_gives_as_a_cookie_is_not_sent_back_without_the_callers_http_client() -> None:
+    """It may name one of many machines, and a burst is to go to all of them."""
+    reply = FakeReply("a", headers={"set-cookie": "machine=7; Path=/"})
+    async with FAMILIES[1].serving(reply, reply) as (server, client):
+        for _ in range(2):
+            await client.acomplete(ask())
+    assert [request.headers.get("cookie") for request in server.requests] == [None, None]
+
+
 @each_family
 async def test_another_http_client_is_refused(backend: Backend) -> None:
     async with backend.server([]) as server:

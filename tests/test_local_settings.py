@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import tempfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -59,6 +60,16 @@ def test_a_name_and_settings_make_an_environment(tmp_path: Path) -> None:
 def test_what_can_not_be_is_refused_and_says_why(kwargs: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         environment("local", kwargs)
+
+
+def test_a_workdir_that_holds_temporary_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "shared" / "mine").mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "shared"))
+    for folder in (tmp_path, tmp_path / "shared"):
+        with pytest.raises(ConfigurationError, match=r"holds the folder of temporary files, .*shared"):
+            environment("local", {"workdir": folder})
+        environment("local", {"workdir": folder, "isolation": "none"})
+    environment("local", {"workdir": tmp_path / "shared" / "mine"})
 
 
 def test_unknown_names_and_misplaced_settings() -> None:

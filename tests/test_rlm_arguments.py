@@ -93,7 +93,19 @@ def _cases(table: dict[str, tuple[list[Any], str]]) -> list[Any]:
 
 
 def test_no_argument_is_left_out() -> None:
-    assert {*WRONG, *LIMITS} == {*inspect.signature(AsyncRLM).parameters} - {"unknown"}
+    assert {*WRONG, *LIMITS} == {*inspect.signature(AsyncRLM).parameters} - {"more", "unknown"}
+
+
+@pytest.mark.parametrize("face", [RLM, AsyncRLM])
+def test_the_first_four_arguments_need_no_names(face: Any) -> None:
+    with pytest.raises(ConfigurationError, match="cell_timeot"):
+        face(scripted(), {}, "local", {"cell_timeot": 1})
+    with pytest.raises(ConfigurationError, match="can't be run"):
+        face(scripted(), None, "local", {"python": "/nowhere/python"})
+    model = face("openai", {"model_name": "m-7", "api_key": "sk-1"})
+    assert "m-7" in repr(model)
+    with pytest.raises(ConfigurationError, match="environment_kwargs, in this order, may be given without their names"):
+        face("openai", {}, "local", {}, 0)
 
 
 @pytest.mark.parametrize(("name", "value", "says"), _cases(WRONG | LIMITS))

@@ -116,14 +116,14 @@ class AsyncRLM:
     def __init__(
         self,
         backend: Backend = DEFAULT_BACKEND,
-        *,
         backend_kwargs: Mapping[str, Any] | None = None,
+        environment: str | Environment = "local",
+        environment_kwargs: Mapping[str, Any] | None = None,
+        *more: Never,
         other_backends: Sequence[Backend] | None = None,
         other_backend_kwargs: Sequence[Mapping[str, Any]] | None = None,
         sampling_args: Mapping[str, Any] | None = None,
         sub_sampling_args: Mapping[str, Any] | None = None,
-        environment: str | Environment = "local",
-        environment_kwargs: Mapping[str, Any] | None = None,
         max_depth: int = DEFAULT_MAX_DEPTH,
         max_iterations: int = DEFAULT_MAX_ITERATIONS,
         custom_system_prompt: str | None = None,
@@ -164,9 +164,9 @@ class AsyncRLM:
         **unknown: Never,
     ) -> None:
         """The arguments are told of in the docstring of the class."""
-        given = {name: value for name, value in locals().items() if name not in {"self", "unknown"}}
+        given = {name: value for name, value in locals().items() if name not in {"self", "more", "unknown"}}
         self._given = _Arguments(given)
-        self._completions = Completions(configure(unknown=unknown, **given), tuple(given))
+        self._completions = Completions(configure(nameless=more, unknown=unknown, **given), tuple(given))
         self._entered = 0
 
     def __repr__(self) -> str:

@@ -24,12 +24,17 @@ from .prompts import DEFAULT_PROMPTS, Prompts
 from .settings import Callbacks, Compactor, Configuration, Limits, checked_limits
 
 
-def configure(*, unknown: Mapping[str, Any], **given: Any) -> Configuration:
-    """The checked configuration of `AsyncRLM(**given, **unknown)`.
+def configure(*, nameless: tuple[Any, ...], unknown: Mapping[str, Any], **given: Any) -> Configuration:
+    """The checked configuration of `AsyncRLM(**given, **unknown)` with `nameless` beyond the arguments it takes so.
 
     Raises:
         ConfigurationError: naming the wrong argument and the right ones.
     """
+    if nameless:
+        raise ConfigurationError(
+            "only backend, backend_kwargs, environment and environment_kwargs, in this order, may be given without "
+            "their names; give the others as name=value"
+        )
     _refuse_unknown(unknown, given)
     flags = {name: _flag(name, given[name]) for name in ("orchestrator", "verbose", "persistent")}
     limits = checked_limits(Limits(), {name: given[name] for name in Limits.__struct_fields__})

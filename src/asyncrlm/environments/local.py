@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -69,6 +70,12 @@ class LocalEnvironment(Environment, frozen=True, kw_only=True):
                 raise ConfigurationError(f"workdir={str(self.workdir)!r} is not a folder")
             if workdir == workdir.parent:
                 raise ConfigurationError(f"workdir={str(self.workdir)!r}: cells write there, so use a folder of theirs")
+            temporary = Path(tempfile.gettempdir()).resolve()
+            if temporary.is_relative_to(workdir) and self.isolation != "none":
+                raise ConfigurationError(
+                    f"workdir={str(self.workdir)!r} holds the folder of temporary files, {str(temporary)!r}, and with "
+                    "it what other workers run from: use a folder beside or inside it"
+                )
             force_setattr(self, "workdir", workdir)
         if self.python is not None:
             python = shutil.which(Path(self.python).expanduser())

@@ -95,6 +95,8 @@ class Connection:
         # Replies are a few kB: unpacking them costs more than it saves.
         add_headers(self._headers, own)
         add_headers(self._headers, endpoint.headers)
+        self._cookies = None if settings.http_client is None else http.cookies
+        """Only of the caller's own: servers give some to balance their load, and all requests would go to one."""
         self._total = settings.timeout if isinstance(settings.timeout, int | float) else None
         self._faults = fault_types(library)
         self.host: str = endpoint.url.host
@@ -118,8 +120,10 @@ class Connection:
             with anyio.fail_after(total):
                 response = await self._http.send(request, follow_redirects=False, stream=True)
                 body = await body_of(response, self._faults)
-        except self._faults as fault:
-            raise self._classified(fault, _with_signature(secrets, request)) from fault
+        except LMError:
+            raise
+        except Exception as fault:  # a hook of the caller's can raise anything
+            raise self._failed(fault, _with_signature(secrets, request)) from fault
         secrets = _with_signature(secrets, request)
         if response.status_code != 200:
             raise self._refused(response, body, secrets)
@@ -142,8 +146,10 @@ class Connection:
         try:
             with _until(deadline):
                 response = await self._http.send(request, follow_redirects=False, stream=True)
-        except self._faults as fault:
-            raise self._classified(fault, _with_signature(secrets, request)) from fault
+        except LMError:
+            raise
+        except Exception as fault:  # a hook of the caller's can raise anything
+            raise self._failed(fault, _with_signature(secrets, request)) from fault
         secrets = _with_signature(secrets, request)
         chunks: Any = None
         try:
@@ -189,11 +195,14 @@ class Connection:
         error.args = (redacted(error.message, secrets),)
         error.where = redacted(self._where, secrets)
 
-    def unknown(self, error: Exception) -> LMError:
+    def _failed(self, fault: Exception, secrets: tuple[str, ...]) -> LMError:
+        return self._classified(fault, secrets) if isinstance(fault, self._faults) else self.unknown(fault, secrets)
+
+    def unknown(self, error: Exception, secrets: tuple[str, ...] | None = None) -> LMError:
         """The error for what nobody expects of an http client: one that was closed, a hook of the caller's."""
         if getattr(self._http, "is_closed", False):
             return LMError("the http client is closed", kind="connection")
-        shown = redacted(f"{type(error).__name__}: {error}".rstrip(": "), self._secrets)
+        shown = redacted(f"{type(error).__name__}: {error}".rstrip(": "), secrets or self._secrets)
         return LMError(f"sending to {self.host} failed: {shown}", kind="other", charged=True)
 
     async def _next_events(
@@ -222,6 +231,8 @@ class Connection:
         request = self._library.Request("POST", str(url), headers=sent, content=call.body)
         if not call.keeps:
             request.headers["connection"] = "close"
+        if self._cookies:
+            self._cookies.set_cookie_header(request)
         secrets = self._secrets + secret_texts(text for given in call.given if given for text in given_secrets(given))
         if sent is not self._headers or call.query:
             signed = (sent.get(name) for name in SIGNATURES)
@@ -353,7 +364,7 @@ _OF_THE_LIBRARY = frozenset({"accept", "accept-encoding", "connection", "user-ag
 
 def _with_signature(secrets: tuple[str, ...], request: Any) -> tuple[str, ...]:
     """All that a failure must not repeat: what the caller's own http client signed the request with, too."""
-    return secrets + secret_texts(request.headers.get(name) for name in SIGNATURES)
+    return secrets + secret_texts(request.headers.get(name) for name in (*SIGNATURES, "cookie"))
 
 
 def _unreadable(error: Exception) -> LMError:
