@@ -236,9 +236,8 @@ class Repl:
     async def _execute(self, session: Session, code: str) -> REPLResult:
         services = self._services
         if services is None or self._executing:
-            return _result(
-                self._prompts, await session.execute(code), []
-            )  # which refuses a second cell beside the first
+            outcome = await session.execute(code)  # which refuses a second cell beside the first
+            return _result(self._prompts, outcome, [])
         self._executing = True
         calls: list[RLMChatCompletion] = []
         services.calls = calls
