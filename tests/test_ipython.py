@@ -240,6 +240,7 @@ async def test_values_that_are_large_are_cut() -> None:
         ({"subcall_timeout": 3}, "subcall_timeout: it is an argument of AsyncRLM"),
         ({"max_concurrent_subcalls": 3}, "max_concurrent_subcalls: it is an argument of AsyncRLM"),
         ({"cell_timeout": 0}, "cell_timeout"),
+        ({"startup_timeout": 0}, "startup_timeout=0: use seconds above 0"),
         ({"colour": 1}, "no setting 'colour'; it has .*kernel_mode"),
     ],
 )

@@ -150,6 +150,12 @@ async def test_with_no_isolation_nothing_is_reported_as_held(specs: Specs) -> No
         assert {row for row, by in repl.report.isolation.items() if by} <= {"outliving"}
 
 
+async def test_one_that_takes_too_long_to_start_is_lost(specs: Specs, no_leaks: None) -> None:
+    with pytest.raises(SandboxLost, match=r"not ready within 0\.01 s"):
+        async with Repl("ipython", environment_kwargs=specs() | {"startup_timeout": 0.01}):
+            pass
+
+
 async def test_strict_is_refused_where_a_row_does_not_hold(specs: Specs) -> None:
     with pytest.raises(ConfigurationError, match=r'isolation="strict" does not hold .*fork_bomb'):
         async with Repl("ipython", environment_kwargs=specs() | {"isolation": "strict"}):

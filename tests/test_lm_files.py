@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from asyncrlm.lm.base import LMRequest, Message
+from asyncrlm.lm.base import LMClient, LMRequest, Message
 from asyncrlm.lm.clients import client_spec
 from asyncrlm.lm.pacing.files import PoolFiles
 from asyncrlm.testing import FakeOpenAIServer, FakeRequest
@@ -88,6 +88,31 @@ async def test_all_pools_of_a_loop_count_together_and_none_is_left_over(monkeypa
     for _ in range(4):
         await two.acquire()
         assert not two.crowded
+
+
+async def test_what_an_idle_pool_has_closed_by_itself_counts_no_more(
+    monkeypatch: pytest.MonkeyPatch, anyio_backend_name: str
+) -> None:
+    now = 1_000.0
+    monkeypatch.setattr("asyncrlm.lm.pacing.files.open_files_share", lambda most: 2)
+    monkeypatch.setattr("asyncrlm.lm.pacing.files.monotonic", lambda: now)
+    async with FakeOpenAIServer(lambda request: "ok") as server, AsyncExitStack() as stack:
+
+        async def account(key: str) -> LMClient:
+            kwargs = {"base_url": server.base_url, "model_name": "m", "api_key": key}
+            return await stack.enter_async_context(client_spec("vllm", kwargs).open())
+
+        request = LMRequest(messages=(Message("user", "x"),))
+        await (await account("one")).acomplete(request)
+        await (await account("two")).acomplete(request)
+        three = await account("three")
+        await three.acomplete(request)
+        now += 66
+        await three.acomplete(request)
+        told = [request.headers.get("connection") for request in server.requests]
+    # httpx2, which serves trio, closes nothing before the pool's next request.
+    last = told[0] if anyio_backend_name == "asyncio" else "close"
+    assert told == [told[0], told[0], "close", last]
 
 
 async def test_a_connection_is_closed_where_others_need_its_file(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,17 +106,21 @@ async def test_a_sandbox_that_ends_in_mid_cell_is_lost_with_the_vendors_word(ven
 async def test_a_run_whose_sandboxes_end_keeps_its_partial_answer(vendor: Vendor) -> None:
     how = next(iter(ENDS[vendor.name]))
 
-    async def end(_: str) -> str:
+    async def end(which: str) -> str:
+        if which == "last":
+            vendor.server.failing[vendor.requests.create] = [vendor.refusals["quota"]] * 20
         await anyio.to_thread.run_sync(vendor.server.end, len(vendor.server.made) - 1, how)  # type: ignore[attr-defined]
         return await anyio.sleep_forever()
 
-    vendor.server.failing[vendor.requests.create] = []
-    root = scripted(cell("answer['content'] = 'so far'"), cell("end('x')"), submit("'after all'"))
+    so_far = cell("answer['content'] = 'so far'")
+    root = scripted(so_far, cell("end('one')"), submit("'after all'"), so_far, cell("end('last')"), cell("pass"))
     async with AsyncRLM(root, environment=vendor.name, custom_tools={"end": end}) as rlm:
-        with anyio.fail_after(20):
+        with anyio.fail_after(30):
             completion = await rlm.acompletion("text")
-    assert completion.response == "after all"
-    assert len(vendor.server.made) == 2
+            assert (completion.response, len(vendor.server.made)) == ("after all", 2)
+            with pytest.raises(SandboxLost, match=vendor.refusals["quota"][1]) as caught:
+                await rlm.acompletion("text")
+    assert caught.value.partial_answer == "so far"
 
 
 @asyncio_only

@@ -43,6 +43,8 @@ class IPythonEnvironment(LocalEnvironment, frozen=True, kw_only=True):
     """Folders of kernel specs to look in before those that Jupyter knows."""
     kernel_mode: str | None = None
     """None or "subprocess", which is the same: cells never run in the host's process."""
+    startup_timeout: float = 60.0
+    """Seconds that a kernel or a worker may take to be ready."""
 
     def __post_init__(self) -> None:
         LocalEnvironment.__post_init__(self)  # no super(): msgspec makes the class anew
@@ -53,6 +55,8 @@ class IPythonEnvironment(LocalEnvironment, frozen=True, kw_only=True):
             )
         if self.kernel_mode not in (None, "subprocess"):
             raise ConfigurationError(f'kernel_mode={self.kernel_mode!r}: leave it out, or use "subprocess"')
+        if not self.startup_timeout > 0:
+            raise ConfigurationError(f"startup_timeout={self.startup_timeout!r}: use seconds above 0")
         if self.kernel is None:
             if self.kernel_dirs:
                 raise ConfigurationError("kernel_dirs= is where to look for kernel=, which is not given")
@@ -71,9 +75,12 @@ class IPythonEnvironment(LocalEnvironment, frozen=True, kw_only=True):
 
     async def open(self, scope: Scope) -> Sandbox:
         if self.kernel is not None:
-            return await self._open_kernel(self.kernel, scope)
-        self.check()
-        return await LocalEnvironment.open(self, scope)
+            sandbox = await self._open_kernel(self.kernel, scope)
+        else:
+            self.check()
+            sandbox = await LocalEnvironment.open(self, scope)
+        sandbox.start_timeout = self.startup_timeout
+        return sandbox
 
     async def _open_kernel(self, kernel: str, scope: Scope) -> Sandbox:
         from .ipython_kernel import Kernels, check_loop  # noqa: PLC0415 - it needs what only POSIX has

@@ -32,8 +32,6 @@ from .sandbox import Exit, Printed, Report, Sandbox
 from .uploads import Tell, Uploads
 from .worker.bounds import MAX_FRAME
 
-START_TIMEOUT = 60.0
-"""Seconds a worker has to say `ready`."""
 MAX_CODE = MAX_FRAME // 12 - 1000
 """Characters of a cell: each takes at most 12 bytes of a frame."""
 MAX_ERROR = 65_536
@@ -189,11 +187,12 @@ class Link:
             ConfigurationError: if less is in force there than was asked for.
         """
         self.channel.send(init)
-        with anyio.move_on_after(START_TIMEOUT):
+        patience = self.sandbox.start_timeout
+        with anyio.move_on_after(patience):
             await self.ready.wait()
         if not self.ready.is_set():
             self.kill("it was not ready in time")
-            raise SandboxLost(f"the worker was not ready within {START_TIMEOUT:g} s")
+            raise SandboxLost(f"the worker was not ready within {patience:g} s")
         self.check()
         self.sandbox.check_report(self.report)
 

@@ -91,6 +91,9 @@ class Sandbox(ABC):
     another_is_free: ClassVar[bool] = False
     """True if it costs next to nothing to try another one where the worker ended before it was ready."""
 
+    start_timeout: float = 60.0
+    """Seconds that the worker may take to say that it is ready."""
+
     report: Report
 
     @abstractmethod

@@ -24,7 +24,7 @@ from .bodies import body_of, check_encoding, exhausted
 from .endpoints import fingerprint, header_problem
 from .faults import classified
 from .naming import SIGNATURES
-from .pool import ConnectionSettings, fault_types, http_library
+from .pool import ConnectionSettings, fault_types, http_library, idle_at_most
 from .replies import error_of_status
 from .secrecy import given_secrets, redacted, secret_texts, unlogged_queries
 from .sse import EventLines
@@ -85,7 +85,7 @@ class Connection:
         self._settings = settings
         self._http = http
         self._library = library
-        self.files = PoolFiles()
+        self.files = PoolFiles(idle_at_most(settings))
         self._endpoint = endpoint
         own = {name: value for name, value in http.headers.items() if name.lower() not in _OF_THE_LIBRARY}
         self._query = {name: value for name, value in endpoint.query.items() if value is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import AsyncGenerator, Callable, Hashable, Mapping
 from contextlib import asynccontextmanager
@@ -23,6 +24,9 @@ DEFAULT_TIMEOUT = 600.0
 
 CONNECT_TIMEOUT = 30.0
 """Seconds that opening a connection may take."""
+
+IDLE = 30.0
+"""Seconds that a connection is kept open without a request."""
 
 MAX_CONNECTIONS = 2000
 """Connections to one account at most; fewer where the process may have few open files."""
@@ -126,12 +130,21 @@ def _own_http_client(settings: ConnectionSettings, sdk: Any) -> Any:
     plain = settings.base_url is not None and settings.base_url.startswith("http://")
     arguments: dict[str, Any] = {
         "timeout": timeout,
-        "limits": httpx2.Limits(max_connections=limit, max_keepalive_connections=limit, keepalive_expiry=30.0),
+        "limits": httpx2.Limits(max_connections=limit, max_keepalive_connections=limit, keepalive_expiry=IDLE),
         "verify": not plain,
     }
     if sniffio.current_async_library() == "asyncio":
         return sdk.DefaultAioHttpClient(**arguments)
     return sdk.DefaultAsyncHttpxClient(**arguments)
+
+
+def idle_at_most(settings: ConnectionSettings) -> float:
+    """Seconds after which the pool has surely closed a connection that had no request."""
+    import sniffio  # noqa: PLC0415 - comes with the SDK
+
+    # aiohttp looks every IDLE seconds for those that are older; httpx2 when the next request comes.
+    by_itself = settings.http_client is None and sniffio.current_async_library() == "asyncio"
+    return 2 * IDLE + 5 if by_itself else math.inf
 
 
 @asynccontextmanager
