@@ -135,6 +135,21 @@ async def test_nothing_of_the_host_is_seen_and_the_container_is_hardened(
     assert (host["LogConfig"]["Type"], described["Config"]["User"]) == ("none", "65534:65534")
 
 
+async def test_each_default_can_be_another(docker: httpx.AsyncClient) -> None:
+    kwargs: dict[str, Any] = {"user": "0:0", "read_only": False, "cap_add": ("NET_RAW",), "no_new_privileges": False}
+    kwargs |= {"memory": None, "cpus": None, "max_processes": None, "tmp_size": "32MB", "isolation": "none"}
+    look = (
+        "import os\nopen('/made', 'w').close()\nhad = open('/proc/self/status').read()\n"
+        "tmp = os.statvfs('/tmp')\nprint(os.getuid(), had.split('CapEff:')[1].split()[0], tmp.f_blocks * tmp.f_frsize)"
+    )
+    async with Repl("docker", environment_kwargs=kwargs) as repl:
+        result = await repl.execute(look)
+        (container,) = await ours(docker)
+        host = (await docker.get(f"/containers/{container['Id']}/json")).json()["HostConfig"]
+    assert (result.stdout, result.error) == (f"0 {1 << 13:016x} {32 << 20}\n", None)
+    assert (host["SecurityOpt"], host["Memory"], host["PidsLimit"], host["CpuQuota"]) == ([], 0, None, 0)
+
+
 LISTENS = """import socket
 tcp = socket.create_server(("0.0.0.0", 4711))
 named = socket.socket(socket.AF_UNIX); named.bind("\\0asyncrlm-neighbour"); named.listen()

@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from repl_fakes import Worker, fake_session
 
 from asyncrlm import ApprovalRequest, AsyncRLM, Repl, RLMLogger
 from asyncrlm.events import CellFinished, ListenerFailed, ToolCalled
+from asyncrlm.repl import channel as channel_module
+from asyncrlm.repl.framing import LARGE, encode_frame
+from asyncrlm.repl.messages import Reply
 from asyncrlm.repl.room import Room
 from asyncrlm.repl.tool_desk import ToolDesk, ToolFailure
 from asyncrlm.repl.tool_threads import ToolThreads
@@ -463,3 +467,42 @@ async def test_room_is_given_in_order_by_what_results_took_before() -> None:
         unsent = 0
         await call("huge", 7)
     assert order[5:] == ["small5", "huge7"]
+
+
+class Threaded(list[int]):
+    """Knows in which thread it was read."""
+
+    def __iter__(self) -> Iterator[int]:
+        self.read_in = threading.get_ident()
+        return super().__iter__()
+
+
+async def test_large_results_are_encoded_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, encoded = threading.get_ident(), dict[int, int]()
+
+    def spied(frame: Any) -> bytes:
+        data = encode_frame(frame)
+        if isinstance(frame, Reply):
+            encoded[len(data)] = threading.get_ident()
+        return data
+
+    monkeypatch.setattr(channel_module, "encode_frame", spied)
+    many, text = Threaded(range(100_000)), "é" * 200_000
+
+    async def numbers() -> list[int]:
+        return many
+
+    async def long() -> str:
+        return text
+
+    async def model(_: list[dict[str, str]]) -> str:
+        return text
+
+    tools = {"numbers": numbers, "long": long, "plain": lambda: text}
+    with anyio.fail_after(10):
+        async with Repl(custom_tools=tools, lm=model) as repl:
+            code = "print(len(numbers()), sum(numbers()), len(long()), len(plain()), len(llm_query('x')))"
+            assert await printed(repl, code) == "100000 4999950000 200000 200000 200000\n"
+    assert many.read_in != here
+    assert len(encoded) >= 2
+    assert here not in {thread for size, thread in encoded.items() if size > LARGE}

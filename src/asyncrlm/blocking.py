@@ -7,18 +7,18 @@ import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Never, Self, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Never, Self, Unpack, overload
 
 import anyio
 
 from .engine.call import Call
 from .engine.completions import Completions
 from .engine.conversation import Conversation
-from .engine.overrides import Overrides
+from .engine.overrides import Others, Overrides
 from .errors import CancellationError, ConfigurationError
 from .events import AnyEvent
 from .portal import Task
-from .types import RLMChatCompletion
+from .types import Parsed, RLMChatCompletion
 
 Start = Callable[[Task[Any]], None]
 """Begin a task in the portal."""
@@ -49,14 +49,14 @@ def completed(start: Start, call: Call, run: Callable[[], Awaitable[RLMChatCompl
         raise
 
 
-class BlockingStreaming(AbstractContextManager["BlockingEventStream"]):
+class BlockingStreaming(AbstractContextManager["BlockingEventStream[Parsed]"], Generic[Parsed]):
     """A run that begins when it is entered, and is cancelled when it is left."""
 
-    def __init__(self, make: Callable[[], BlockingEventStream]) -> None:
+    def __init__(self, make: Callable[[], BlockingEventStream[Parsed]]) -> None:
         self._make = make
-        self._stream: BlockingEventStream | None = None
+        self._stream: BlockingEventStream[Parsed] | None = None
 
-    def __enter__(self) -> BlockingEventStream:
+    def __enter__(self) -> BlockingEventStream[Parsed]:
         if self._stream is not None:
             raise RuntimeError("a stream can be entered once")
         stream = self._stream = self._make()
@@ -79,7 +79,7 @@ class BlockingStreaming(AbstractContextManager["BlockingEventStream"]):
             raise TypeError("use `with rlm.stream(…) as events: for event in events: …`")
 
 
-class BlockingEventStream:
+class BlockingEventStream(Generic[Parsed]):
     """The events of one run, for one thread. `result` is set once the last of them was taken."""
 
     def __init__(
@@ -90,13 +90,13 @@ class BlockingEventStream:
         *asked: Any,
         conversation: Conversation | None = None,
     ) -> None:
-        self.result: RLMChatCompletion | None = None
+        self.result: RLMChatCompletion[Parsed] | None = None
         self._call = call
         self._ended = False
         # Events cross the threads one way, without a round trip each.
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()  # events, then None
 
-        async def run() -> RLMChatCompletion | None:
+        async def run() -> RLMChatCompletion[Parsed] | None:
             try:
                 async with completions.stream(call, *asked, conversation=conversation) as events:
                     async for event in events:
@@ -184,6 +184,25 @@ class BlockingChat:
         if self._holder is not None:
             self._holder.stop()
 
+    @overload
+    def completion(
+        self,
+        prompt: Any,
+        root_prompt: str | None = None,
+        *,
+        response_format: type[Parsed],
+        tags: dict[str, Any] | None = None,
+        **others: Unpack[Others],
+    ) -> RLMChatCompletion[Parsed]: ...
+    @overload
+    def completion(
+        self,
+        prompt: Any,
+        root_prompt: str | None = None,
+        *,
+        tags: dict[str, Any] | None = None,
+        **overrides: Unpack[Overrides],
+    ) -> RLMChatCompletion: ...
     def completion(
         self,
         prompt: Any,
@@ -204,6 +223,25 @@ class BlockingChat:
             start, call, lambda: completions.complete(call, prompt, root_prompt, tags, conversation=conversation)
         )
 
+    @overload
+    def stream(
+        self,
+        prompt: Any,
+        root_prompt: str | None = None,
+        *,
+        response_format: type[Parsed],
+        tags: dict[str, Any] | None = None,
+        **others: Unpack[Others],
+    ) -> BlockingStreaming[Parsed]: ...
+    @overload
+    def stream(
+        self,
+        prompt: Any,
+        root_prompt: str | None = None,
+        *,
+        tags: dict[str, Any] | None = None,
+        **overrides: Unpack[Overrides],
+    ) -> BlockingStreaming: ...
     def stream(
         self,
         prompt: Any,

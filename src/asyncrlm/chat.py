@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import warnings
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self, Unpack, overload
 
 from .engine.completions import Completions, Streaming
 from .engine.conversation import Conversation
 from .engine.doors import behind_door
-from .engine.overrides import Overrides
-from .types import RLMChatCompletion
+from .engine.overrides import Others, Overrides
+from .types import Parsed, RLMChatCompletion
 
 
 class Chat:
@@ -47,6 +47,25 @@ class Chat:
         """
         await self._conversation.aclose()
 
+    @overload
+    async def acompletion(
+        self,
+        prompt: Any,
+        root_prompt: str | None = None,
+        *,
+        response_format: type[Parsed],
+        tags: dict[str, Any] | None = None,
+        **others: Unpack[Others],
+    ) -> RLMChatCompletion[Parsed]: ...
+    @overload
+    async def acompletion(
+        self,
+        prompt: Any,
+        root_prompt: str | None = None,
+        *,
+        tags: dict[str, Any] | None = None,
+        **overrides: Unpack[Overrides],
+    ) -> RLMChatCompletion: ...
     async def acompletion(
         self,
         prompt: Any,
@@ -66,6 +85,25 @@ class Chat:
             lambda: completions.complete(call, prompt, root_prompt, tags, conversation=conversation)
         )
 
+    @overload
+    def astream(
+        self,
+        prompt: Any,
+        root_prompt: str | None = None,
+        *,
+        response_format: type[Parsed],
+        tags: dict[str, Any] | None = None,
+        **others: Unpack[Others],
+    ) -> Streaming[Parsed]: ...
+    @overload
+    def astream(
+        self,
+        prompt: Any,
+        root_prompt: str | None = None,
+        *,
+        tags: dict[str, Any] | None = None,
+        **overrides: Unpack[Overrides],
+    ) -> Streaming: ...
     def astream(
         self,
         prompt: Any,

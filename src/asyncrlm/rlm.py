@@ -6,13 +6,13 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Never, Self, Unpack
+from typing import TYPE_CHECKING, Any, Never, Self, Unpack, overload
 
 from .chat import Chat
 from .engine.completions import Completions, Streaming
 from .engine.configure import configure
 from .engine.doors import behind_door
-from .engine.overrides import Overrides
+from .engine.overrides import Others, Overrides
 from .engine.prompts import Prompts
 from .engine.settings import (
     DEFAULT_BACKEND,
@@ -34,7 +34,7 @@ from .lm.pacing import Pacer
 from .mcp.server import MCPServer
 from .repl.approval import ApprovalRequest
 from .repl.sandbox import Environment
-from .types import RLMChatCompletion
+from .types import Parsed, RLMChatCompletion
 
 _ELSEWHERE = {
     "completion": "`await rlm.acompletion(…)`",
@@ -73,7 +73,8 @@ class AsyncRLM:
             where `await ask(messages)` asks the root model under the limits of the run.
         compaction_threshold_pct: Share of the window at which it is done.
         custom_system_prompt: Replaces the system prompt; `{custom_tools_section}` marks where tools are described.
-        prompts: All that is said to models, as data: `msgspec.structs.replace(Prompts(), turn="Step {turn}.")`.
+        prompts: All that the engine itself says to models, as data, errors aside:
+            `msgspec.structs.replace(Prompts(), turn="Step {turn}.")`.
         orchestrator: Whether the system prompt advises to delegate to sub-models.
         user_prologue: Said to the root model before its first turn.
         custom_tools: Name → value or callable, or → `{"tool": value, "description": text}`, for cells; an entry may
@@ -217,6 +218,25 @@ class AsyncRLM:
 
     # ---- asking ----
 
+    @overload
+    async def acompletion(
+        self,
+        prompt: Any,
+        root_prompt: str | None = None,
+        *,
+        response_format: type[Parsed],
+        tags: dict[str, Any] | None = None,
+        **others: Unpack[Others],
+    ) -> RLMChatCompletion[Parsed]: ...
+    @overload
+    async def acompletion(
+        self,
+        prompt: Any,
+        root_prompt: str | None = None,
+        *,
+        tags: dict[str, Any] | None = None,
+        **overrides: Unpack[Overrides],
+    ) -> RLMChatCompletion: ...
     async def acompletion(
         self,
         prompt: Any,
@@ -247,6 +267,25 @@ class AsyncRLM:
         call = completions.prepare(overrides)
         return await behind_door(lambda: completions.complete(call, prompt, root_prompt, tags))
 
+    @overload
+    def astream(
+        self,
+        prompt: Any,
+        root_prompt: str | None = None,
+        *,
+        response_format: type[Parsed],
+        tags: dict[str, Any] | None = None,
+        **others: Unpack[Others],
+    ) -> Streaming[Parsed]: ...
+    @overload
+    def astream(
+        self,
+        prompt: Any,
+        root_prompt: str | None = None,
+        *,
+        tags: dict[str, Any] | None = None,
+        **overrides: Unpack[Overrides],
+    ) -> Streaming: ...
     def astream(
         self,
         prompt: Any,

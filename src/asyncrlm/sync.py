@@ -8,17 +8,17 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Concatenate, Never, ParamSpec, Self, Unpack
+from typing import TYPE_CHECKING, Any, Concatenate, Never, ParamSpec, Self, Unpack, overload
 
 import anyio
 
 from .blocking import BlockingChat, BlockingEventStream, BlockingStreaming, Start, completed
 from .engine.completions import Completions
-from .engine.overrides import Overrides
+from .engine.overrides import Others, Overrides
 from .errors import CancellationError, ConfigurationError
 from .portal import Portal, Task, Tasks
 from .rlm import AsyncRLM, completions_of
-from .types import RLMChatCompletion
+from .types import Parsed, RLMChatCompletion
 
 P = ParamSpec("P")
 
@@ -81,6 +81,25 @@ class RLM:
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickled, (type(self), self._rlm)
 
+    @overload
+    def completion(
+        self,
+        prompt: Any,
+        root_prompt: str | None = None,
+        *,
+        response_format: type[Parsed],
+        tags: dict[str, Any] | None = None,
+        **others: Unpack[Others],
+    ) -> RLMChatCompletion[Parsed]: ...
+    @overload
+    def completion(
+        self,
+        prompt: Any,
+        root_prompt: str | None = None,
+        *,
+        tags: dict[str, Any] | None = None,
+        **overrides: Unpack[Overrides],
+    ) -> RLMChatCompletion: ...
     def completion(
         self,
         prompt: Any,
@@ -97,6 +116,25 @@ class RLM:
         call = self._completions.prepare(overrides)
         return completed(self._start, call, lambda: self._completions.complete(call, prompt, root_prompt, tags))
 
+    @overload
+    def stream(
+        self,
+        prompt: Any,
+        root_prompt: str | None = None,
+        *,
+        response_format: type[Parsed],
+        tags: dict[str, Any] | None = None,
+        **others: Unpack[Others],
+    ) -> BlockingStreaming[Parsed]: ...
+    @overload
+    def stream(
+        self,
+        prompt: Any,
+        root_prompt: str | None = None,
+        *,
+        tags: dict[str, Any] | None = None,
+        **overrides: Unpack[Overrides],
+    ) -> BlockingStreaming: ...
     def stream(
         self,
         prompt: Any,

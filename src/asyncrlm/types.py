@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sized
-from typing import Any, Literal, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, cast
 
 import msgspec
 from msgspec import Struct, field
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    Parsed = TypeVar("Parsed", default=Any)
+else:  # before Python 3.13 no TypeVar of the standard library has a default
+    from typing import TypeVar
+
+    Parsed = TypeVar("Parsed")
 
 StopReason = Literal["answer", "max_iterations", "limit", "text"]
 
@@ -155,8 +164,8 @@ def usage_of_one(model: str, used: _Used) -> UsageSummary:
     return UsageSummary(model_usage_summaries={model: summary})
 
 
-class RLMChatCompletion(_Record):
-    """The result of a run, and the record of a sub-call."""
+class RLMChatCompletion(_Record, Generic[Parsed]):
+    """The result of a run, and the record of a sub-call; `Parsed` is the type that was asked for, if one was."""
 
     root_model: str
     prompt: Any
@@ -172,7 +181,7 @@ class RLMChatCompletion(_Record):
     stop_reason: StopReason = "answer"
     limit_reached: str | None = None
     """The first limit that the tree met, though there is a response: it may lack what sub-calls were to add."""
-    parsed: Any = None
+    parsed: Parsed = cast("Parsed", None)
     """The answer as `response_format` asked for it, checked; None without one."""
     tags: dict[str, Any] | None = None
 

@@ -98,8 +98,18 @@ class Envd(Process):
         if box.over:  # meanwhile
             await run.kill()
         await self.server.gate("execute", self.server.late)
+        async for event in self._follow(box, run, [0, 0]):
+            yield pb.StartResponse(event=event)
+
+    async def connect(self, request: Any, ctx: Any) -> AsyncIterator[Any]:
+        """What is said from now on."""
+        box = await self._box("attach")
+        run = self._run(box, request.process)
+        async for event in self._follow(box, run, [len(output) for output in run.outputs]):
+            yield pb.ConnectResponse(event=event)
+
+    async def _follow(self, box: Box, run: Run, at: list[int]) -> AsyncIterator[Any]:
         yield _event("start", pb.ProcessEvent.StartEvent(pid=run.process.pid))
-        at = [0, 0]
         while True:
             changed = box.changed
             for number, kind in enumerate(("stdout", "stderr")):
@@ -107,6 +117,7 @@ class Envd(Process):
                     at[number] += len(data)
                     if self.server.cut and kind == "stdout":
                         self.server.cut -= 1
+                        yield _event("data", pb.ProcessEvent.DataEvent(output=Oneof(kind, data[: len(data) // 2])))
                         raise ConnectError(Code.UNAVAILABLE, "the stream was dropped")
                     yield _event("data", pb.ProcessEvent.DataEvent(output=Oneof(kind, data)))
             if box.over:
@@ -126,10 +137,15 @@ class Envd(Process):
             if event.field == "start":
                 run = self._run(box, event.value.process)
             elif event.field == "data" and run is not None:
+                lost = self.server.deaf.pop(0) if self.server.deaf else None
+                if lost:
+                    raise ConnectError(Code.UNAVAILABLE, "the stream was dropped")
                 try:
                     await run.write(event.value.input.input.value)
                 except (BrokenPipeError, ConnectionResetError):
                     raise ConnectError(Code.NOT_FOUND, "the process has exited") from None
+                if lost is not None:
+                    raise ConnectError(Code.UNAVAILABLE, "the stream was dropped")
         return pb.StreamInputResponse()
 
     async def send_signal(self, request: Any, ctx: Any) -> Any:
@@ -138,7 +154,7 @@ class Envd(Process):
 
 
 def _event(kind: str, value: Any) -> Any:
-    return pb.StartResponse(event=pb.ProcessEvent(event=Oneof(kind, value)))
+    return pb.ProcessEvent(event=Oneof(kind, value))
 
 
 class E2BServer(FakeVendor):
@@ -149,6 +165,8 @@ class E2BServer(FakeVendor):
         self.boxes: dict[str, Box] = {}
         self.cut = 0
         """Streams that end in what they say next."""
+        self.deaf: list[bool] = []
+        """Of the next inputs: whether it is lost (True), or taken (False), when its stream ends."""
         self._connect = ProcessASGIApplication(Envd(self))
 
     async def start(self) -> None:
@@ -180,7 +198,7 @@ class E2BServer(FakeVendor):
         path, method = scope["path"], scope["method"]
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
         if path.startswith("/process.Process/"):
-            if path.rpartition("/")[2] not in ("Start", "StreamInput", "SendSignal"):
+            if path.rpartition("/")[2] not in ("Start", "Connect", "StreamInput", "SendSignal"):
                 self.unknown.append(path)
             _asked_of.set(headers.get("e2b-sandbox-id", ""))
             if headers.get("x-access-token") != TOKEN:

@@ -145,6 +145,8 @@ class PrimeServer(FakeVendor):
         """Times that sandboxes which are asked after are not there yet."""
         self.cut = 0
         """Streams that are cut off in the middle of what they say next."""
+        self.deaf: list[bool] = []
+        """Of the next inputs: whether it is lost (True), or taken (False), when its request fails."""
 
     async def start(self) -> None:
         app = web.Application(middlewares=[self._each], client_max_size=1 << 30)
@@ -368,6 +370,9 @@ class PrimeServer(FakeVendor):
         session = self._session(request, asked.session)
         run = session.run
         assert run is not None
+        lost = self.deaf.pop(0) if self.deaf else None
+        if lost:
+            raise Refusal(500, {"code": "internal", "message": "it was dropped"})
         async with session.taking:
             if asked.input_uuid not in session.inputs:
                 session.inputs.add(asked.input_uuid)
@@ -375,6 +380,8 @@ class PrimeServer(FakeVendor):
                     await run.write(asked.input.stdin)
                 except (BrokenPipeError, ConnectionResetError):
                     raise Refusal(400, {"code": "failed_precondition", "message": "the process has exited"}) from None
+        if lost is not None:
+            raise Refusal(500, {"code": "internal", "message": "it was dropped"})
         return web.Response(body=b"", content_type="application/proto")
 
     async def signal(self, request: web.Request) -> web.Response:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Never, Self, cast
+from typing import TYPE_CHECKING, Any, Generic, Never, Self, cast
 
 import anyio
 
 from ..caught import is_own
 from ..errors import ConfigurationError, RLMError
 from ..events import AnyEvent, Event, Listener
-from ..types import RLMChatCompletion
+from ..types import Parsed, RLMChatCompletion
 from .call import Call
 from .configure import check_call, check_overrides
 from .conversation import Conversation
@@ -198,14 +198,14 @@ class Completions:
                     tasks.cancel_scope.cancel()
 
 
-class Streaming(AbstractAsyncContextManager["EventStream"]):
+class Streaming(AbstractAsyncContextManager["EventStream[Parsed]"], Generic[Parsed]):
     """A run that begins when it is entered, and is cancelled when it is left."""
 
-    def __init__(self, begin: Callable[[], AbstractAsyncContextManager[EventStream]]) -> None:
+    def __init__(self, begin: Callable[[], AbstractAsyncContextManager[EventStream[Parsed]]]) -> None:
         self._begin = begin
-        self._entered: AbstractAsyncContextManager[EventStream] | None = None
+        self._entered: AbstractAsyncContextManager[EventStream[Parsed]] | None = None
 
-    async def __aenter__(self) -> EventStream:
+    async def __aenter__(self) -> EventStream[Parsed]:
         if self._entered is not None:
             raise RuntimeError("a stream can be entered once")
         self._entered = self._begin()
@@ -222,12 +222,12 @@ class Streaming(AbstractAsyncContextManager["EventStream"]):
             raise TypeError("use `async with rlm.astream(…) as events: async for event in events: …`")
 
 
-class EventStream:
+class EventStream(Generic[Parsed]):
     """The events of one run. `result` is set once the last of them was taken."""
 
     def __init__(self, events: AsyncIterator[Event]) -> None:
         self._events = cast("AsyncIterator[AnyEvent]", events)
-        self.result: RLMChatCompletion | None = None
+        self.result: RLMChatCompletion[Parsed] | None = None
         self._error: BaseException | None = None
 
     def __aiter__(self) -> AsyncIterator[AnyEvent]:

@@ -10,8 +10,8 @@ from ..repl.web import Web
 from .settings import OnLimit, OnSubcallError
 
 
-class Overrides(TypedDict, total=False):
-    """For one call alone; what is left out is as the constructor was told."""
+class Others(TypedDict, total=False):
+    """All but the form of the answer, which overloads take by itself."""
 
     max_depth: int
     max_iterations: int
@@ -30,9 +30,14 @@ class Overrides(TypedDict, total=False):
     sampling_args: Mapping[str, Any] | None
     custom_tools: Mapping[str, Any] | None
     tenant: str | None
-    response_format: Any
-    """A type, or a JSON schema: what the answer must be."""
     lazy: bool
     """Whether a text file stays a file in cells, whatever its size."""
     web: Web
     """How a prompt that is a URL is fetched."""
+
+
+class Overrides(Others, total=False):
+    """For one call alone; what is left out is as the constructor was told."""
+
+    response_format: Any
+    """A type, or a JSON schema: what the answer must be."""

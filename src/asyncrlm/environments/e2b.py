@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import shlex
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,7 +13,8 @@ from msgspec import field
 
 from ..errors import ConfigurationError
 from .remote import asyncio_only, describe, imported
-from .remote_pumped import PumpedMachine, Request, VendorEnvironment, asked, ended, first_of
+from .remote_pumped import Request, VendorEnvironment, asked, ended, first_of, heed_cancellation, opened
+from .remote_resumed import ResumedMachine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,10 +25,12 @@ if TYPE_CHECKING:
 
 LIFETIME = 300
 """Seconds a sandbox lives once nobody renews it."""
+ATTEMPT = 10.0
+"""Seconds to attach to a keeper."""
 LABEL = "asyncrlm"
 
 
-class E2BMachine(PumpedMachine):
+class E2BMachine(ResumedMachine):
     """One sandbox, or one that is there already, and the keeper as a command in it."""
 
     def __init__(self, settings: E2BEnvironment, scope: Scope) -> None:
@@ -60,14 +64,16 @@ class E2BMachine(PumpedMachine):
                 background=True,
                 stdin=True,
                 timeout=0,  # of the command, which is to live as long as the sandbox
-                on_stdout=self._hear,
-                on_stderr=self._hear_words,
                 user=self.settings.user,
-                retain_output=False,
+                **self._listening,
             )
         )
         self._keeper = await self._starting.result()
         self._input = self.vendors.commands.stream_input(self._keeper.pid, timeout=0)
+
+    @property
+    def _listening(self) -> dict[str, Any]:
+        return {"on_stdout": self._hear, "on_stderr": self._hear_words, "retain_output": False}
 
     async def _hear(self, text: str) -> None:
         with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
@@ -76,27 +82,44 @@ class E2BMachine(PumpedMachine):
     def _hear_words(self, text: str) -> None:
         self._words = (self._words + text)[-500:]
 
-    async def send(self, data: bytes) -> None:
+    async def transmit(self, data: bytes) -> None:
         try:
             await self._input.send(data)
-        except Exception as error:  # whatever the SDK means by it, the keeper is not reached any more
-            raise self.unheard(error) from error
+        except Exception:
+            self._input = self.vendors.commands.stream_input(self._keeper.pid, timeout=0)  # for the next
+            raise
 
     async def pump(self) -> None:
         seconds, renew = self.settings.timeout, self.vendors.set_timeout
-        await first_of(self._wait(), self.renew_each(seconds / 3, lambda: renew(seconds)))
+        await first_of(self._follow(), self.answer(), self.renew_each(seconds / 3, lambda: renew(seconds)))
 
-    async def _wait(self) -> None:
+    async def _follow(self) -> None:
         """Until the keeper ended, of which the SDK says why: it asks after the sandbox then."""
-        try:
-            await self._keeper.wait()
-        except Exception as error:  # noqa: BLE001 -- it is the keeper's end, and told as such
-            status = getattr(error, "exit_code", None)
-            self.end(
-                f"its stream broke: {describe(error)}{self.refused}"
-                if status is None
-                else ended("keeper", status, self._words)
-            )
+        gone, broken = (self._sdk.SandboxNotRunningException, self._sdk.NotFoundException), False
+        while not self._over:
+            try:
+                if broken:
+                    await self._attach()
+                await self._keeper.wait()
+                return None
+            except Exception as error:  # noqa: BLE001 -- the stream breaks, or the keeper ended
+                heed_cancellation(error)
+                if (status := getattr(error, "exit_code", None)) is not None:
+                    return self.end(ended("keeper", status, self._words))
+                if isinstance(error, gone):
+                    return self.end(f"its stream broke: {describe(error)}{self.refused}")
+                self.broke(error)
+                broken = True
+                await self.rest()
+        return None
+
+    async def _attach(self) -> None:
+        """Hear what the keeper says from now on."""
+        await Request(self._keeper.disconnect()).settle()
+        connect = functools.partial(self.vendors.commands.connect, self._keeper.pid, timeout=0, request_timeout=0)
+        with anyio.fail_after(ATTEMPT):  # the SDK's own limit leaves an error behind when it is cancelled
+            self._keeper = await opened(connect(**self._listening), lambda keeper: keeper.disconnect(), 0)
+        self.attached()
 
     async def find(self, error: BaseException) -> Any:
         if isinstance(error, (self._sdk.AuthenticationException, self._sdk.RateLimitException)):
@@ -116,13 +139,16 @@ class E2BMachine(PumpedMachine):
 
     async def _hang_up(self, *, kill: bool = False) -> None:
         starting, self._starting = self._starting, None
-        keeper = await starting.settle() if starting is not None else None
-        if keeper is not None:
+        begun = await starting.settle() if starting is not None else None
+        if (keeper := self._keeper or begun) is not None:
             if kill:
                 await keeper.kill()
             await Request(keeper.disconnect()).settle()
             if self._input is not None:
-                await Request(self._input.close()).settle()  # it ends with the keeper, and says so
+                # It ends with the keeper, and says so, unless nothing gets through; its own end does not wait for that.
+                await Request(self._input.close()).settle(0 if self._link.broken else None)
+                if (sending := getattr(self._input, "_task", None)) is not None:
+                    sending.cancel()
 
 
 class E2BEnvironment(VendorEnvironment, frozen=True, kw_only=True):

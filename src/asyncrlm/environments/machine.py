@@ -26,6 +26,8 @@ class Machine(ABC):
     with_library: ClassVar[bool] = False
     """The keeper brings along what it imports of the standard library, compiled: half a megabyte more to send, and a
     start that is quicker by a tenth of a second where a sandbox has the sources only, of the same version."""
+    resumed: ClassVar[bool] = False
+    """The stream may break and be there anew without what was on its way; see `remote_resumed.py`."""
     scratch: str = "/tmp"  # noqa: S108 - of the sandbox
     """A folder of the sandbox that the keeper may write to."""
 
@@ -60,6 +62,9 @@ class Machine(ABC):
         Raises:
             anyio.EndOfStream: at its end.
         """
+
+    def begin(self) -> None:
+        """What was sent until now was for the interpreter; what follows is for the keeper."""
 
     async def run(self) -> None:
         """Beside the others for as long as the sandbox lives: renewal of a lease, the SDK's pumps.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import shlex
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,7 +14,8 @@ from msgspec import field
 
 from ..errors import ConfigurationError
 from .remote import asyncio_only, describe, imported
-from .remote_pumped import PumpedMachine, Request, VendorEnvironment, asked, closing, ended, first_of
+from .remote_pumped import Request, VendorEnvironment, asked, closing, ended, first_of
+from .remote_resumed import ResumedMachine
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -31,7 +33,7 @@ LAST_WORDS, GOODBYE, RENEWAL_TIMEOUT = 5.0, 2.0, 30
 """Seconds to hear why a sandbox ended, for the stream of one that is gone to end, and to renew one."""
 
 
-class PrimeMachine(PumpedMachine):
+class PrimeMachine(ResumedMachine):
     """One sandbox, or one that is there already, and the keeper as a live process in it."""
 
     piece: ClassVar[int] = 1 << 20
@@ -63,19 +65,23 @@ class PrimeMachine(PumpedMachine):
         line = "exec " + shlex.join(command)
         self._starting = Request(self._client.open_process(self.vendors.id, line, user=self.settings.user))
         self._keeper = await self._starting.result()
-        # Its SDK would attach again to a process whose stream broke, and say nothing of what it missed meanwhile.
         if not hasattr(self._keeper, "_reconnect"):
             raise ConfigurationError("this release of prime-sandboxes is not known: asyncrlm was made for 0.5")
-        self._keeper._reconnect = None
+        # Its SDK would attach again a few times, soon, and say nothing of what was missed.
+        self._keeper._reconnect = functools.partial(self._attach, self._keeper._reconnect)
 
-    async def send(self, data: bytes) -> None:
-        try:
-            await self._keeper.write_stdin(bytes(data))
-        except Exception as error:  # whatever the SDK means by it, the keeper can't be reached any more
-            raise self.unheard(error) from error
+    async def _attach(self, attach: Any, started: bool) -> AsyncGenerator[Any]:
+        async with contextlib.aclosing(self.again(lambda: attach(started), self._ask_why)) as messages:
+            async for message in messages:
+                yield message
+        self._keeper._reconnect = None  # or it would go on trying
+        raise self._sdk.APIError("it could not be attached to any more")
+
+    async def transmit(self, data: bytes) -> None:
+        await self._keeper.write_stdin(bytes(data))
 
     async def pump(self) -> None:
-        await first_of(self._read_all(), self._renew())
+        await first_of(self._read_all(), self.answer(), self._renew())
 
     async def _read_all(self) -> None:
         try:
@@ -101,8 +107,7 @@ class PrimeMachine(PumpedMachine):
             return
         if made.status != "RUNNING":
             said = ", ".join(filter(None, (made.termination_reason, made.error_type, made.error_message)))
-            why = f": {said}" if said else ""
-            self.end(f"Prime says that it is {made.status.lower()}{why}{self.refused}")
+            self.end(": ".join(filter(None, (f"Prime says that it is {made.status.lower()}", said))) + self.refused)
 
     async def _renew(self) -> None:
         """Whatever is run in a sandbox counts as a use of it."""
@@ -118,6 +123,8 @@ class PrimeMachine(PumpedMachine):
         return next(iter(listed.sandboxes), None)
 
     async def delete(self, made: Any) -> None:
+        if self._keeper is not None:
+            self._keeper._reconnect = None
         try:
             await self._client.delete(made.id)
         except self._sdk.APIError as error:
@@ -131,8 +138,7 @@ class PrimeMachine(PumpedMachine):
 
     async def _hang_up(self, *, end: bool = False) -> None:
         starting, self._starting = self._starting, None
-        keeper = await starting.settle() if starting is not None else None
-        if keeper is None:
+        if starting is None or (keeper := await starting.settle()) is None:
             return
         if end:
             with contextlib.suppress(self._sdk.APIError):

@@ -118,6 +118,7 @@ class RemoteEnvironment(Environment, frozen=True, kw_only=True):
             keep=max(1, self.max_output // 2),
             binary=machine.binary,
             padding=machine.padding,
+            resumed=machine.resumed,
         )
 
 

@@ -146,6 +146,7 @@ class Options(msgspec.Struct, kw_only=True):
     keep: int
     binary: bool = True
     padding: int = 0
+    resumed: bool = False
     packages: list[str] = field(default_factory=list[str])
     shell: bool = False
     kernel: list[str] = field(default_factory=list[str])

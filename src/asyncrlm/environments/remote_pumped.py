@@ -25,7 +25,6 @@ T = TypeVar("T")
 
 SETTLE_GRACE = 5.0
 """Seconds that a request which makes something may still take once nobody waits for it."""
-_CHUNKS = 16
 
 
 class Request(Generic[T]):
@@ -43,10 +42,10 @@ class Request(Generic[T]):
         """What came of it. Who waits may be cancelled; the call goes on until `settle` or `end`."""
         return await asyncio.shield(self._task)
 
-    async def settle(self) -> T | None:
+    async def settle(self, grace: float | None = None) -> T | None:
         """What it made; None if it made nothing, or can't tell in time: then it is cancelled."""
         if not self._task.done():
-            await asyncio.wait({self._task}, timeout=SETTLE_GRACE)
+            await asyncio.wait({self._task}, timeout=SETTLE_GRACE if grace is None else grace)
         await self.end()
         return None if self.error else self._task.result()
 
@@ -74,14 +73,16 @@ async def asked(call: Coroutine[Any, Any, T]) -> T:
         await request.end()
 
 
-async def opened(call: Coroutine[Any, Any, T], close: Callable[[T], Awaitable[object]]) -> T:
+async def opened(
+    call: Coroutine[Any, Any, T], close: Callable[[T], Awaitable[object]], grace: float | None = None
+) -> T:
     """The result of a call that opens something; what it opens after all, when nobody waits any more, is closed."""
     request = Request(call)
     try:
         return await request.result()
     except asyncio.CancelledError:
         with anyio.CancelScope(shield=True):
-            if (late := await request.settle()) is not None:
+            if (late := await request.settle(grace)) is not None:
                 await close(late)
         raise
 
@@ -95,6 +96,13 @@ async def closing(close: Callable[[], Awaitable[None]] | None) -> AsyncGenerator
         if close is not None:
             with anyio.move_on_after(SETTLE_GRACE, shield=True):
                 await close()
+
+
+def heed_cancellation(error: Exception) -> None:
+    """For whoever goes on after an error of an SDK: some make one of a cancellation, which this raises again."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError from error
 
 
 async def first_of(*calls: Coroutine[Any, Any, None]) -> None:
@@ -113,6 +121,9 @@ async def first_of(*calls: Coroutine[Any, Any, None]) -> None:
 class PumpedMachine(Machine):
     """A vendor's sandbox whose stream can't be cancelled without loss: `run` reads, `receive` takes what was read."""
 
+    most_chunks: ClassVar[float] = 16
+    """Chunks that were read and not taken yet, at most."""
+
     def __init__(self, settings: VendorEnvironment, scope: Scope) -> None:
         self.settings: Any = settings
         self.scope = scope
@@ -121,10 +132,10 @@ class PumpedMachine(Machine):
         self.vendors: Any = None
         """The SDK's object for the sandbox, once there is one."""
         self._making: Request[Any] | None = None
-        self._read, self._taken = anyio.create_memory_object_stream[bytes](_CHUNKS)
+        self._read, self._taken = anyio.create_memory_object_stream[bytes](self.most_chunks)
         self._fate = self._unheard = ""
         self.refused = ""
-        """Why the lease was not renewed when that was last tried, to be put behind what else is known of its end."""
+        """Why the lease was not renewed since that last went well, to be put behind what else is known of its end."""
 
     async def make(self, request: Coroutine[Any, Any, Any]) -> None:
         """Make the vendor's sandbox by this request."""
@@ -171,11 +182,9 @@ class PumpedMachine(Machine):
             try:
                 await renew()
                 self.refused = ""
-            except Exception as error:
-                self.refused = f"; its lease could not be renewed: {describe(error)}"
-                task = asyncio.current_task()
-                if task is not None and task.cancelling():  # which some SDKs make an error of theirs
-                    raise asyncio.CancelledError from error
+            except Exception as error:  # noqa: BLE001 -- it is tried again, and told
+                self.refused = self.refused or f"; its lease could not be renewed: {describe(error)}"
+                heed_cancellation(error)
 
     async def run(self) -> None:
         try:

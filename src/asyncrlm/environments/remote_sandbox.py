@@ -81,6 +81,7 @@ class RemoteSandbox(Sandbox):
         self._boot_begun = True
         program = await anyio.to_thread.run_sync(bundle, None, self.machine.with_library, limiter=self._threads)
         await self._send(program + self._options.line())
+        self.machine.begin()
         self._booted.set()
         return None
 

@@ -145,6 +145,7 @@ class Broker:
         self._most_tasks = max(MOST_TASKS, 2 * services.width())
         self._lanes: dict[tuple[str, str | None], _Lane] = {}
         self._open: dict[int, _Cancellable | _Lane] = {}  # every call taken and not replied; its lane while it waits
+        self._frames: dict[int, bytes] = {}  # of large replies about to be given
         self._unwanted: set[int] = set()  # those of `_open` that the cell no longer waits for
         self._over = False  # the cell is: what has no answer yet gets none
         self._answer = {"llm": self._answer_subcall, "rlm": self._answer_subcall, "tool": self._answer_tool}
@@ -230,12 +231,19 @@ class Broker:
             if call.kind == "tool":
                 self._tool_served(call, reply, size, time.perf_counter() - began)
 
+    async def _encoded(self, reply: Reply) -> Reply:
+        """The reply; if it is large, its frame is made in a thread and kept for `_settle`."""
+        frame = await self._channel.encode_large(reply)
+        if frame is not None:
+            self._frames[reply.id] = frame
+        return reply
+
     def _settle(self, reply: Reply) -> int:
         del self._open[reply.id]
         self._unwanted.discard(reply.id)
         if not self._open:
             self._clock.resume()
-        return self._channel.reply(reply)
+        return self._channel.reply(reply, self._frames.pop(reply.id, None))
 
     def _limits(self, call: Call) -> Reply:
         try:
@@ -254,7 +262,7 @@ class Broker:
             kind = cast("Literal['llm', 'rlm']", call.kind)
             serve = self._services.llm if kind == "llm" else self._services.rlm
             text = await serve(SubCall(kind, prompt, call.model, schema, call.group, call.id))
-            return Reply(id=call.id, value=codec.encode(text))
+            return await self._encoded(Reply(id=call.id, value=codec.encode(text)))
         except Exception as error:  # noqa: BLE001 -- a failed call fails its slot in the cell, nothing else
             return self._failed(call, error)
 
@@ -288,10 +296,10 @@ class Broker:
         try:
             await self._desk.admit(*asked, aside=aside)
             async with self._room.place(asked[1]):
-                value = await self._desk.call(*asked, aside=aside)
+                value = await self._desk.call(*asked, aside=aside, threads=self._threads)
+                return await self._encoded(Reply(id=call.id, value=value))
         except ToolFailure as failure:
             return Reply(id=call.id, error=str(failure), kind=failure.kind, raises=True)
-        return Reply(id=call.id, value=value)
 
     def _tool_served(self, call: Call, reply: Reply, size: int, seconds: float) -> None:
         name = call.name or ""

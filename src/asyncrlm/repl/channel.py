@@ -22,6 +22,7 @@ from typing import Literal, Protocol
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
+from msgspec import Raw
 
 from ..errors import ProtocolError
 from .framing import LARGE, FrameParser, decode_frame, decode_large, encode_frame
@@ -158,13 +159,19 @@ class Channel:
             await self._flush()
             await self._sandbox.pass_file(open_file)
 
-    def reply(self, reply: Reply) -> int:
-        """Answer one call and return the size. Each call is answered exactly once.
+    async def encode_large(self, reply: Reply) -> bytes | None:
+        """The frame of a reply that is large, made in a thread; None for others."""
+        if not isinstance(reply.value, (str, Raw)) or len(reply.value) <= LARGE:
+            return None
+        return await anyio.to_thread.run_sync(encode_frame, reply, abandon_on_cancel=True, limiter=self._threads)
+
+    def reply(self, reply: Reply, data: bytes | None = None) -> int:
+        """Answer one call and return the size. Each call is answered exactly once. `data`: of `encode_large`.
 
         Its credit is given back as the reply leaves: a worker that takes no replies gets to make no more calls, which
         bounds what is queued for it.
         """
-        data = encode_frame(reply)
+        data = data or encode_frame(reply)
         if len(data) > self._max_frame:
             text = f"the result takes {len(data):,} bytes; at most {self._max_frame:,} can be handed to a cell"
             data = encode_frame(Reply(id=reply.id, error=text, kind="too_long", raises=reply.raises))

@@ -14,7 +14,9 @@ import anyio.to_thread
 from msgspec import UNSET
 
 from ..caught import is_ctrl_c, is_own
+from .framing import packed
 from .raised import innermost, said
+from .sizes import is_large
 from .tool_threads import ToolThreads, TooManyLeftError
 from .tools import HostTools, is_async
 from .worker import codec
@@ -96,8 +98,11 @@ class ToolDesk:
         kwargs: dict[str, Any],
         *,
         aside: anyio.CapacityLimiter | None = None,
+        threads: anyio.CapacityLimiter | None = None,
     ) -> Any:
         """Call a host callable with arguments as the codec encoded them; its result is encoded likewise.
+
+        `aside` as for `admit`; `threads`: those to encode a large result in.
 
         Coroutine functions run in the calling task; plain ones in a thread, which a cancellation leaves behind.
 
@@ -109,11 +114,11 @@ class ToolDesk:
         run = partial(function, *positional, **named)
         limit = self._timeout if tool.timeout is UNSET else tool.timeout
         if is_async(function):
-            outcome = await _timed(name, limit, _run_async(name, run))
+            outcome = await _timed(name, limit, _run_async(name, run, threads))
         else:
             outcome = await self._run_plain(name, limit, run)
             if isinstance(outcome, _Later):
-                outcome = await _timed(name, limit, _run_async(name, partial(_awaited, outcome.awaitable)))
+                outcome = await _timed(name, limit, _run_async(name, partial(_awaited, outcome.awaitable), threads))
         if isinstance(outcome, ToolFailure):
             raise outcome
         return outcome
@@ -159,14 +164,16 @@ async def _awaited(awaitable: Any) -> Any:
     return await awaitable
 
 
-async def _run_async(name: str, run: Callable[[], Awaitable[Any]]) -> Any:
+async def _run_async(name: str, run: Callable[[], Awaitable[Any]], threads: anyio.CapacityLimiter | None) -> Any:
     try:
         result = await run()
     except BaseException as error:  # a SystemExit of a tool is the cell's, not the host's
         if not is_own(error):
             raise
         return _failure(error)
-    return _encode(name, result)
+    if threads is None or not is_large(result):
+        return _encode(name, result)
+    return await anyio.to_thread.run_sync(_pack, name, result, abandon_on_cancel=True, limiter=threads)
 
 
 def _run_plain(name: str, run: Callable[[], Any]) -> Any:
@@ -175,7 +182,7 @@ def _run_plain(name: str, run: Callable[[], Any]) -> Any:
         result = run()
     except BaseException as error:  # noqa: BLE001 -- a SystemExit of a tool is the cell's, not the host's
         return _failure(error)
-    return _Later(result) if inspect.isawaitable(result) else _encode(name, result)
+    return _Later(result) if inspect.isawaitable(result) else _pack(name, result)
 
 
 def _failure(raised: BaseException) -> ToolFailure:
@@ -191,3 +198,9 @@ def _encode(name: str, result: Any) -> Any:
             raise
         text = f"the tool {name} returned a {type(result).__name__}, which can't be sent to a cell: {said(error)}"
         return ToolFailure("TypeError", text)
+
+
+def _pack(name: str, result: Any) -> Any:
+    """In a thread: what is large is made ready for its frame there, too, and given up there."""
+    value = _encode(name, result)
+    return packed(value) if is_large(value) else value

@@ -51,9 +51,7 @@ class _Outbox(Generic[T]):
                 body = self._encode(self._items[self._next])
                 frame = f'{{"t":"call","id":{call}{self._group},{body}}}\n'.encode("ascii")
                 if len(frame) > MAX_FRAME:
-                    raise ValueError(
-                        f"too long: {len(frame):,} bytes in one sub-call, at most {MAX_FRAME:,} can be sent"
-                    )
+                    raise ValueError(f"too long: {len(frame):,} bytes in one call, at most {MAX_FRAME:,} can be sent")
                 if len(frame) > 2 * MAX_CONTAINERS and _containers(body) > MAX_CONTAINERS:
                     raise ValueError(
                         f"more than {MAX_CONTAINERS:,} lists and dicts in one call: "

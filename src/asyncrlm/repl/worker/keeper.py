@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import binascii
 import contextlib
-import fcntl
 import json
 import os
 import select
@@ -28,6 +27,7 @@ from . import main as worker_main
 from .inward import Inward
 from .kept import CHUNK, KeptPipe
 from .removing import remove_tree
+from .resumed import Link
 
 if TYPE_CHECKING:
     from typing import Any, NoReturn
@@ -42,9 +42,6 @@ PIECE = 48 * 1024
 """Bytes of output in one frame; a multiple of 3."""
 LAST_STEPS = 1.0
 """Seconds between the end of the worker's channel and its own."""
-FAREWELL = 10.0
-"""Seconds for a host that is there to read what is left."""
-_F_SETPIPE_SZ = 1031
 _DONE = b'{"t":"done"'
 _PRINTABLE = bytes(b if b == 10 or 32 <= b < 127 else 63 for b in range(256))
 
@@ -56,17 +53,18 @@ class Gone(Exception):
 class Keeper:
     """The loop and what it knows of the worker."""
 
-    def __init__(self, options: Options, wire: tuple[int, int]) -> None:
+    def __init__(self, options: Options, wire: tuple[int, int], link: Link | None) -> None:
         self.inp, self.out = wire
         self.options = options
         padding = 0 if options["binary"] else options["padding"]
-        self.pad = (
-            b" " * padding + b"\n" if padding else b""
-        )  # a whole line: what passes lines on holds back parts of one
+        # A whole line: what passes lines on holds back parts of one.
+        self.pad = b" " * padding + b"\n" if padding else b""
         lodging = sandboxed.Lodging(options)
         self.mode, self.files = lodging.mode, lodging.files
         self.host = Inward(self, options["binary"])
         self.to_host = bytearray()
+        self.link = link  # if the stream may break
+        self.raw = self.to_host if link is None else bytearray()  # what goes out as it is
         self.inbox = bytearray()
         self.begun = b""  # of a line of the worker's that may be `done`
         self.starting = bool(options["kernel"])  # what it says before it is a worker is no cell's
@@ -114,7 +112,7 @@ class Keeper:
         while self.status is None and not self.stopped:
             out_full, in_full = len(self.to_host) > MOST_OUT, len(self.inbox) > MOST_IN
             self._watch(self.inp, 0 if in_full else select.POLLIN)
-            self._watch(self.out, select.POLLOUT if self.to_host else 0)
+            self._watch(self.out, select.POLLOUT if self.raw else 0)
             wanted = 0 if out_full else select.POLLIN
             if not self.hung_up:
                 self._watch(channel, wanted | (select.POLLOUT if self.inbox else 0))
@@ -167,6 +165,19 @@ class Keeper:
             data = b""
         if not data:
             raise Gone
+        self.take_in(data)
+
+    def take_in(self, data: bytes) -> None:
+        """What the host said."""
+        if (link := self.link) is not None:
+            data = link.feed(data)
+            if link.unclear:
+                raise ValueError("the host says what is no stream of pieces")
+            link.taken = link.got
+            if link.resumed:
+                link.resumed = False
+                self.raw[:] = b"".join(link.again())
+            self.flush()
         self.host.feed(data)
 
     def to_worker(self, data: bytes) -> None:
@@ -279,8 +290,12 @@ class Keeper:
     def flush(self) -> None:
         """Write what the stream takes. Raises `Gone` if it takes nothing any more."""
         try:
-            while self.to_host:
-                del self.to_host[: os.write(self.out, memoryview(self.to_host)[:CHUNK])]
+            while True:
+                if self.link is not None:
+                    self.link.fill(self.raw, self.to_host)
+                if not self.raw:
+                    return
+                del self.raw[: os.write(self.out, memoryview(self.raw)[:CHUNK])]
         except BlockingIOError:
             return
         except OSError as error:
@@ -310,39 +325,31 @@ class Keeper:
         status = self.status or 0
         code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
         self.say({"t": "exited", "status": code, "reason": self.reason})
-        farewell(self.out, self.to_host)
+        if self.link is None:
+            sandboxed.farewell(self.out, self.to_host)
+        else:
+            self._take_leave(self.link)
 
-
-def farewell(out: int, data: bytearray) -> None:
-    """Write the last of it, as long as somebody reads."""
-    end = time.monotonic() + FAREWELL
-    poll = select.poll()
-    poll.register(out, select.POLLOUT)
-    with contextlib.suppress(OSError):
-        while data and (left := end - time.monotonic()) > 0:
-            poll.poll(left * 1000)
-            with contextlib.suppress(BlockingIOError):
-                del data[: os.write(out, memoryview(data)[:CHUNK])]
-
-
-def _take_wire() -> tuple[int, int]:
-    """Standard input and output become the wire, which nothing that is started inherits."""
-    inp, out = (os.dup(fd) for fd in (0, 1))
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1):
-        os.dup2(null, fd)
-    os.close(null)
-    if confine.LINUX:
-        with contextlib.suppress(OSError):  # it is no pipe, or others of this user have had their share of memory
-            fcntl.fcntl(inp, _F_SETPIPE_SZ, MOST_OUT)
-    return inp, out
+    def _take_leave(self, link: Link) -> None:
+        """Until the host took all of it, though the stream may break meanwhile."""
+        end, poll = time.monotonic() + sandboxed.FAREWELL, select.poll()
+        poll.register(self.inp, select.POLLIN)
+        with contextlib.suppress(Gone):
+            self.flush()
+            while (self.to_host or self.raw or link.kept) and (left := end - time.monotonic()) > 0:
+                if not self.to_host and not self.raw:
+                    self.raw += link.wrap(b"")
+                self.flush()
+                poll.register(self.out, select.POLLOUT if self.raw else 0)
+                poll.poll(min(left, 1) * 1000)
+                self.read_host()
 
 
 def main(begun: bytes) -> NoReturn:
     """Keep one worker; `begun` is what came of the host's stream after this program itself."""
-    inp, out = _take_wire()
+    inp, out = sandboxed.take_wire(MOST_OUT)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # what started it may have blocked some
-    folder = ""
+    folder, link = "", None
     try:
         while b"\n" not in begun:
             data = os.read(inp, CHUNK)
@@ -351,6 +358,7 @@ def main(begun: bytes) -> NoReturn:
             begun += data
         line, _, rest = begun.partition(b"\n")
         options: Options = json.loads(line)
+        link = Link() if options["resumed"] else None
         if confine.LINUX:
             confine.prctl(confine.PR_SET_CHILD_SUBREAPER, 1)
             confine.prctl(confine.PR_SET_DUMPABLE, 0)  # no cell reads our memory or opens our descriptors
@@ -361,9 +369,9 @@ def main(begun: bytes) -> NoReturn:
 
             shell.install(worker)
         folder = options["folder"]
-        keeper = Keeper(options, (inp, out))
+        keeper = Keeper(options, (inp, out), link)
         try:
-            keeper.host.feed(rest)
+            keeper.take_in(rest)
             keeper.run()
         except Gone:
             keeper.sweep()
@@ -373,7 +381,8 @@ def main(begun: bytes) -> NoReturn:
     except Exception as error:
         sys.stderr.write(f"the keeper failed: {type(error).__name__}: {error}\n")
         frame = {"t": "exited", "reason": f"its keeper failed: {type(error).__name__}: {error}"[:1000]}
-        farewell(out, bytearray(b"\n" + json.dumps(frame).encode("ascii") + b"\n" + b" " * 8 + b"\n"))
+        data = b"\n" + json.dumps(frame).encode("ascii") + b"\n" + b" " * 8 + b"\n"
+        sandboxed.farewell(out, bytearray(data if link is None else link.wrap(data)))
     finally:
         if folder:
             remove_tree(folder, last="lock")

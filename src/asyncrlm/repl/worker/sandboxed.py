@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import select
 import signal
 import sys
+import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
 from . import birth, confine, homes, main, syscalls
+from .kept import CHUNK
 
 if TYPE_CHECKING:
     from typing import NoReturn, TypedDict
@@ -30,11 +34,15 @@ if TYPE_CHECKING:
         keep: int  # bytes of head and of tail of each output stream of a cell
         binary: bool
         padding: int
+        resumed: bool  # the stream may break and be there anew: see `resumed.py`
         packages: list[str]  # more folders for sys.path
         shell: bool  # cells run in IPython's shell
         kernel: list[str]  # the command of a Jupyter kernel, in which they do instead; see `kernel.py`
 
 
+FAREWELL = 10.0
+"""Seconds for a host that is there to read what is left."""
+_F_SETPIPE_SZ = 1031
 _NAMES = ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/gai.conf", "/etc/services", "/etc/protocols")
 """What looking up a host name reads."""
 
@@ -165,3 +173,28 @@ class Lodging:
 def extend_path(packages: list[str]) -> None:
     """Let cells import what lies in these folders too."""
     sys.path += [path for path in packages if path not in sys.path]
+
+
+def take_wire(size: int) -> tuple[int, int]:
+    """Standard input and output become the wire, with a pipe of this size, which nothing that is started inherits."""
+    inp, out = (os.dup(fd) for fd in (0, 1))
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1):
+        os.dup2(null, fd)
+    os.close(null)
+    if confine.LINUX:
+        with contextlib.suppress(OSError):  # it is no pipe, or others of this user have had their share of memory
+            fcntl.fcntl(inp, _F_SETPIPE_SZ, size)
+    return inp, out
+
+
+def farewell(out: int, data: bytearray) -> None:
+    """Write the last of it, as long as somebody reads."""
+    end = time.monotonic() + FAREWELL
+    poll = select.poll()
+    poll.register(out, select.POLLOUT)
+    with contextlib.suppress(OSError):
+        while data and (left := end - time.monotonic()) > 0:
+            poll.poll(left * 1000)
+            with contextlib.suppress(BlockingIOError):
+                del data[: os.write(out, memoryview(data)[:CHUNK])]
