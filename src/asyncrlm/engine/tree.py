@@ -10,7 +10,7 @@ from typing import Any
 
 import anyio
 
-from ..caught import is_own
+from ..caught import described, is_own
 from ..errors import LimitError, LMError, TimeoutExceededError
 from ..events import Event, LimitReached, ListenerFailed, RequestWaiting, UsageSettled
 from ..ledger import Ledger, Need, Settlement
@@ -91,11 +91,9 @@ class Tree:
             get_logger().warning(
                 "asyncrlm: your callback raised, the run goes on",
                 callback=name,
-                error=f"{type(error).__name__}: {error}",
+                error=described(error),
             )
-        return ListenerFailed(
-            run_id=self.run_id, time=time.time(), listener=name, error=f"{type(error).__name__}: {error}"
-        )
+        return ListenerFailed(run_id=self.run_id, time=time.time(), listener=name, error=described(error))
 
     async def callback(self, function: Callable[..., Any] | None, *arguments: Any) -> None:
         """Call a callback of the user's; what it raises is an event, not a failed run."""
