@@ -80,7 +80,7 @@ async def test_it_is_done_as_often_as_it_must_be() -> None:
         completion = await compacting(lm).acompletion("CTX")
     assert completion.response == '[1, 6, true, true, "user"]'
     assert sum(is_summary(call) for call in lm.calls) == 3
-    assert "for the third time" in lm.calls[-1].messages[-1].content
+    assert "summary number 3." in lm.calls[-1].messages[-1].content
 
 
 async def test_what_the_provider_counts_is_believed() -> None:

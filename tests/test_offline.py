@@ -17,6 +17,7 @@ from asyncrlm.engine.prompts import closing_message, context_message, system_pro
 from asyncrlm.lm.base import LMRequest, Message
 from asyncrlm.lm.offline.client import ABOUT, OfflineLM, reply_to, split_prompt
 from asyncrlm.lm.offline.reader import NOT_FOUND, read, sentences, stem, summarize
+from asyncrlm.repl.context import describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -250,7 +251,7 @@ def run(
         "FailedReply": FailedReply,
         "SHOW_LIMITS": lambda: {"calls": calls_left},
     }
-    first = context_message(kind=type(context).__name__, size=1, root_prompt=question)
+    first = context_message(kind=describe(context).kind, size=1, root_prompt=question)
     messages = [
         Message("system", system_prompt()),
         Message("user", f"{first}\n\n{turn_message(turn=1, max_turns=turns)}"),

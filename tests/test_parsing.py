@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrlm.engine.parsing import looks_like_code, parse_reply
+from asyncrlm.engine.prompts import DEFAULT_PROMPTS, problem_message
 from asyncrlm.observe.text import redact
 
 SUBMIT = 'answer["content"]'
@@ -100,16 +101,13 @@ def test_an_unclosed_last_block_runs_if_it_looks_whole(code: str) -> None:
 def test_a_block_cut_off_does_not_run(code: str) -> None:
     parsed = parse_reply(f"```repl\nfirst\n```\n```repl\nprint('half')\n{code}")
     assert parsed.cells == ["first"]
-    assert parsed.problem is not None
-    assert "not executed" in parsed.problem
-    assert "closing fence" in parsed.problem
+    assert parsed.problem == "cut_block"
 
 
 @pytest.mark.parametrize(
     ("reply", "says"),
     [
-        ("", "was empty"),
-        (" \n", "was empty"),
+        ("", "no ```repl block"),
         ("I think it is 7.", "no ```repl block"),
         ("FINAL(42)", "FINAL(...) and FINAL_VAR(...) do nothing"),
         ("I call FINAL_VAR(result).", "FINAL(...) and FINAL_VAR(...) do nothing"),
@@ -123,10 +121,11 @@ def test_a_block_cut_off_does_not_run(code: str) -> None:
 def test_the_model_is_told_what_to_do(reply: str, says: str) -> None:
     parsed = parse_reply(reply)
     assert parsed.cells == []
-    assert parsed.problem is not None
-    assert says in parsed.problem
-    assert "no code ran" in parsed.problem.lower()
-    assert SUBMIT in parsed.problem
+    told = problem_message(DEFAULT_PROMPTS, parsed, "whole")
+    assert told is not None
+    assert says in told
+    assert told.startswith("No code ran: ")
+    assert SUBMIT in told
 
 
 def test_a_mention_of_final_beside_a_cell_is_no_problem() -> None:

@@ -97,7 +97,7 @@ def test_templates_can_be_replaced() -> None:
     prompts = structs.replace(
         DEFAULT_PROMPTS, system="{sub_models} {unknown} {} {children}", no_children="-", turn="{turn}/{"
     )
-    assert system_prompt(prompts, orchestrator=False) == "- the default model {unknown} {} -"
+    assert system_prompt(prompts, orchestrator=False) == " {unknown} {} -"
     assert turn_message(prompts, turn=2, max_turns=9) == "2/{"
 
 
@@ -111,7 +111,8 @@ def test_templates_can_be_replaced() -> None:
         ({"kind": "file", "size": 10}, "a str, 10 bytes as a file."),
         ({"kind": "bytes", "size": 10}, "a bytes object, 10 bytes."),
         ({"kind": "list", "size": 10, "items": 3_000}, "a list, 3,000 items, 10 characters of text in all."),
-        ({"kind": "Frame", "size": 10}, "of type Frame, 10 characters."),
+        ({"kind": "value", "type_name": "UUID", "size": 1}, "of type UUID, 1 character."),
+        ({"kind": "binary", "size": 10, "first": ["'a'"]}, "10 bytes. It is the file: 'a'."),
         ({"kind": "number", "type_name": "int", "size": 3}, "of type int, 3 characters."),
         ({"kind": "set", "type_name": "frozenset", "size": 3, "items": 1}, "a frozenset, 1 item, 3 characters"),
         (
@@ -186,7 +187,6 @@ def test_several_cells_and_all_that_can_happen() -> None:
         ],
         problem="PROBLEM",
         skipped=2,
-        skipped_because="the process was lost",
     )
     assert message == "\n\n".join(
         [
@@ -197,7 +197,7 @@ def test_several_cells_and_all_that_can_happen() -> None:
             "[Cell 3]\nThe cell was stopped:\nstopped after 2 s",
             "The Python process was lost: memory limit reached. " + LOST,
             "Variables: x (int)",
-            "2 later blocks of your reply did not run, because the process was lost.",
+            "2 later blocks of your reply did not run, because the worker was lost.",
             "PROBLEM",
         ]
     )
@@ -208,11 +208,11 @@ def test_small_things() -> None:
     assert cells_message(problem="P") == "P"
     assert cells_message(outcomes=[Outcome(stdout="\n")]) == "(The cell ran and printed nothing.)"
     assert "did not run" not in cells_message(outcomes=[Outcome()])
-    one = cells_message(outcomes=[Outcome(lost="It was killed.")], skipped=1, skipped_because="x")
+    one = cells_message(outcomes=[Outcome(lost="It was killed.")], skipped=1)
     assert "lost: It was killed. All" in one
     fresh = cells_message(outcomes=[Outcome(lost_before="it had gone.")])
     assert fresh == "Before this cell, it had gone.\n\n(The cell ran and printed nothing.)"
-    assert "1 later block of your reply did not run, because x." in one
+    assert "1 later block of your reply did not run, because the worker was lost." in one
 
 
 def test_the_error_survives_a_flood() -> None:
@@ -259,9 +259,9 @@ def test_everything_said_is_valid_utf8(text: str, expected: str) -> None:
     assert clean(text) == expected
     outcome = Outcome(stdout=text, stderr=text, variables={"v": text}, lost=text, failures={text: 1})
     for message in (
-        cells_message(outcomes=[outcome], problem=text, skipped=1, skipped_because=text),
+        cells_message(outcomes=[outcome], problem=text),
         system_prompt(custom=text, tools=text),
-        context_message(kind=text, size=1, root_prompt=text),
+        context_message(kind="value", type_name=text, size=1, root_prompt=text),
         closing_message(reason=text, root_prompt=text),
     ):
         assert expected in message

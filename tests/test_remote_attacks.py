@@ -68,12 +68,15 @@ OPEN = {
     "docker": {"network": "host"},
 }
 """Place → the setting that gives it a network."""
+NEEDS = {"docker": "aiodocker", "ipython": "IPython", "kernel": "ipykernel"}
 ELSEWHERE = ("docker", "ipython", "kernel")
 """Places whose settings that let cells write outside are tested with them."""
 
 
 @pytest.fixture(params=[*OPEN, "ipython", "kernel"])
 def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    if needs := NEEDS.get(request.param):
+        pytest.importorskip(needs, reason=f"{needs} is not installed")
     if request.param == "keeper":
         yield Place(request.param, _keeper)
     elif request.param == "docker":

@@ -89,7 +89,7 @@ def test_values_and_callables_are_told_apart() -> None:
     )
     assert tools.values == {"K": 1, "D": {"a": 1}, "described": [1]}
     assert set(tools.names) == {"f", "g", "thing", "kind", "part", "context_x"}
-    text = tools.describe()
+    text = tools.describe("")
     for line in (
         "- `K`: int",
         "- `described`: list - the list",
@@ -99,7 +99,7 @@ def test_values_and_callables_are_told_apart() -> None:
         "- `kind(",
     ):
         assert line in text
-    assert HostTools(None).describe() == ""
+    assert HostTools(None).describe("") == ""
     with pytest.raises(ConfigurationError, match="description of 'f'"):
         HostTools({"f": {"tool": max, "description": 5}})
 

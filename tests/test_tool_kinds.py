@@ -177,7 +177,7 @@ async def test_source_runs_in_the_sandbox() -> None:
             assert await printed(repl, "print(text, note)") == f"{tools['text']} {tools['note']}\n"
             assert await printed(repl, "words = 5") == ""
             assert await printed(repl, "print(words('x'))") == "['x']\n"
-    text = HostTools(tools).describe()
+    text = HostTools(tools).describe("")
     for line in (
         "- `words(text: str, *, least: int=1) -> list[str]` - The words of a text.",
         "- `class Point` - A place.",
@@ -228,7 +228,7 @@ async def test_the_prompt_has_signatures_types_and_docstrings() -> None:
     ):
         assert line in section
     assert not any("_private" in line or "evaluated" in line or "s3cret" in line for line in lines)
-    assert any(line.startswith("  Functions: `m.acos`, ") and line.endswith("more") for line in section)
+    assert any(line.startswith("  - `m.acos`, ") and ", … (+" in line for line in section)
 
 
 # ---- children --------------------------------------------------------------------------------------------------------

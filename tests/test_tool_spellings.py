@@ -115,10 +115,10 @@ SOURCE = "def look(q, api_key='sk-1', where='a place whose name is long', *, uni
 
 
 def test_prompts_have_no_defaults_but_short_plain_ones() -> None:
-    text = HostTools({"look": look}).describe()
+    text = HostTools({"look": look}).describe("")
     assert "api_key: str = ..., where: str = ..., table: Mapping[str, int] = ..., most: int = 10" in text
     assert "sure: bool | None = None, *, unit: str = 'm') -> str" in text
-    text = HostTools({"look": SOURCE}).describe()
+    text = HostTools({"look": SOURCE}).describe("")
     assert "look(q, api_key=..., where=..., *, unit='m', table=...)" in text
 
 
@@ -126,4 +126,4 @@ def test_prompts_have_no_endless_signature() -> None:
     async def look(q: Any) -> None: ...
 
     look.__annotations__["q"] = "x" * 10_000
-    assert HostTools({"look": look}).describe() == "- `look(q: ...) -> None`"
+    assert HostTools({"look": look}).describe("") == "- `look(q: ...) -> None`"

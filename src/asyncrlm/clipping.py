@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+LEFT_OUT = "\n[... {left} of {all} characters left out ...]\n"
 
-def clip(text: str, limit: int) -> str:
-    """`text` if it has at most `limit` characters, else its head and tail with a line between that counts the rest."""
+
+def clip(text: str, limit: int, note: str = LEFT_OUT) -> str:
+    """`text` if it has at most `limit` characters, else its head and tail; `note` between them counts the rest."""
     if len(text) <= limit:
         return text
     head, tail = limit - limit // 2, limit // 2
-    note = f"\n[... {len(text) - limit:,} of {len(text):,} characters left out ...]\n"
+    note = note.replace("{left}", f"{len(text) - limit:,}").replace("{all}", f"{len(text):,}")
     return text[:head] + note + (text[-tail:] if tail else "")

@@ -73,7 +73,8 @@ class AsyncRLM:
             where `await ask(messages)` asks the root model under the limits of the run.
         compaction_threshold_pct: Share of the window at which it is done.
         custom_system_prompt: Replaces the system prompt; `{custom_tools_section}` marks where tools are described.
-        prompts: All that is said to models, as data: `msgspec.structs.replace(Prompts(), turn="Step {turn}.")`.
+        prompts: All that the engine itself says to models, as data, errors aside:
+            `msgspec.structs.replace(Prompts(), turn="Step {turn}.")`.
         orchestrator: Whether the system prompt advises to delegate to sub-models.
         user_prologue: Said to the root model before its first turn.
         custom_tools: Name → value or callable, or → `{"tool": value, "description": text}`, for cells; an entry may

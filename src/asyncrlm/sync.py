@@ -43,8 +43,9 @@ _ELSEWHERE = {"acompletion": "rlm.completion(…)", "astream": "with rlm.stream(
 class RLM:
     """`AsyncRLM` for blocking code: scripts, threads, notebooks with a running event loop.
 
-    Takes the arguments of `AsyncRLM`. The engine stays open from the first completion until `close()`, the end of a
-    `with` block, or the end of the object. A forked process opens an engine of its own.
+    Takes the arguments of `AsyncRLM`. The engine, with workers started ahead (`pool_size`), stays open from the first
+    completion until `close()`, the end of a `with` block, or the end of the object. A forked process opens an engine
+    of its own.
     """
 
     @_constructed_like(AsyncRLM.__init__)

@@ -26,13 +26,6 @@ BYTES_PER_TOKEN = 4
 """English text in today's tokenisers: what a prompt's size is estimated with when it is held against a window. Low on
 purpose: only what is surely too long is refused before it is sent."""
 
-_SIGNS = {
-    "cut": "\n[cut off here: the reply reached its length limit]",
-    "refused": "\n[broken off here by a refusal or by a filter of the provider]",
-    "broken": "\n[broken off here by a failure of the server]",
-}
-"""Stands at the end of a sub-call's reply that is not all there."""
-
 
 def fitting_bytes(spec: ClientSpec, request: LMRequest) -> int:
     """The size of a request, if it can fit the window of its model.
@@ -79,7 +72,7 @@ class Asking:
         messages = prompt_messages(call.prompt)
         if call.schema is None:
             reply = await send(LMRequest(messages=messages), "")
-            return _text(spec, reply) + _SIGNS.get(reply.ending, "")
+            return _text(spec, reply) + words.sign(self._prompts, reply.ending)
         shape = self.shape(call.schema)
         stated = words.shape_message(self._prompts, shape.stated, in_cell=False)
         messages = (*messages, Message("user", stated))

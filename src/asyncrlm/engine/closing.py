@@ -106,7 +106,9 @@ class Closing:
             self._answers.problem = problem or self._answers.problem
         if fit is None:
             raise self._answers.failure(
-                f"{self._all_used()}, then the last one" if limit is None else str(limit)
+                f"{words.turns_used(most=self._tree.limits.max_iterations)}, then the last one"
+                if limit is None
+                else str(limit)
             ) from limit
         reached = None if limit is None else str(limit)
         return RunResult(response=fit.text, parsed=fit.value, stop_reason=stop_reason, limit=reached)
@@ -118,11 +120,13 @@ class Closing:
         started a child, which reads a text and no result, it is raised.
         """
         turns = self._turns
-        why = self._all_used() if limit is None else str(limit)
-        turns.begin()
         prompts, shape = self._tree.configuration.prompts, self._answers.shape
+        most = self._tree.limits.max_iterations
+        why = words.turns_used(most=most) if limit is None else str(limit)
+        told = words.turns_used(prompts, most=most) if limit is None else str(limit)
+        turns.begin()
         schema = "" if shape is None else shape.stated
-        turns.history.user(words.closing_message(prompts, reason=why, root_prompt=self._root_prompt, schema=schema))
+        turns.history.user(words.closing_message(prompts, reason=told, root_prompt=self._root_prompt, schema=schema))
         model = turns.root.model
         silence = LMError(f"model {model!r} gave no answer in its last turn: {why}", kind="empty")
         failure: Exception = silence
@@ -185,10 +189,6 @@ class Closing:
             return text
         reply = self._turns.last_text
         return None if parse_reply(reply).cells else _prose(reply) or None
-
-    def _all_used(self) -> str:
-        most = self._tree.limits.max_iterations
-        return "the only turn is used up" if most == 1 else f"all {most:,} turns are used up"
 
     def _no_answer(self) -> str:
         most, error = self._tree.limits.max_iterations, last_line(self._turns.last_error)

@@ -110,7 +110,7 @@ class Compaction:
             if error.kind != "too_long":
                 raise
         most = max(_LEAST_PART, self._window * _BYTES_PER_TOKEN // 2 // len(messages))
-        shorter = [Message(each.role, clip(each.content, most)) for each in messages[2:]]
+        shorter = [Message(each.role, clip(each.content, most, self._prompts.left_out)) for each in messages[2:]]
         return await self._made(_plain((*messages[:2], *shorter)), ask)
 
     async def _made(self, messages: list[dict[str, str]], ask: Ask) -> str:

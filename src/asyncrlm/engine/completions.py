@@ -12,6 +12,8 @@ import anyio
 from ..caught import is_own
 from ..errors import ConfigurationError, RLMError
 from ..events import AnyEvent, Event, Listener
+from ..lm.pacing.sender import open_early
+from ..repl.resources import ResourceScope
 from ..types import Parsed, RLMChatCompletion
 from .call import Call
 from .configure import check_call, check_overrides
@@ -51,7 +53,7 @@ class Completions:
         resources = await self._engine.acquire(long_lived=True)
         self._entered += 1
         try:
-            await behind_door(lambda: self.configuration.environment.prepare(resources))
+            await behind_door(lambda: self._begin(resources))
             if self.configuration.persistent:
                 self._implicit = self.conversation()
                 await self._implicit.__aenter__()
@@ -60,6 +62,12 @@ class Completions:
             await self.aclose()
             raise
         return self
+
+    async def _begin(self, resources: ResourceScope) -> None:
+        replies = self.configuration.replies
+        if replies is None or replies.mode != "replay":
+            await open_early(self.configuration.router.specs, resources.shared, self.configuration.pacer)
+        await self.configuration.environment.prepare(resources)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

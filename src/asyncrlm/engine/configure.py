@@ -48,11 +48,7 @@ def configure(*, nameless: tuple[Any, ...], unknown: Mapping[str, Any], **given:
         _sampling("sub_sampling_args", given["sub_sampling_args"]),
         needs_keys=replies is None or replies.mode != "replay",
     )
-    prompts = given["prompts"] or DEFAULT_PROMPTS
-    if not isinstance(prompts, Prompts):
-        raise ConfigurationError(
-            f"prompts must be a Prompts, such as msgspec.structs.replace(Prompts(), turn=…), {got(prompts)}"
-        )
+    prompts = checked_prompts(given["prompts"])
     tools = HostTools(given["custom_tools"])
     sub_tools = given["custom_sub_tools"]
     configuration = Configuration(
@@ -151,6 +147,20 @@ def checked_dict(name: str, value: Any, example: str = '{"cell_timeout": 60}') -
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in cast("Mapping[Any, Any]", value)):
         raise ConfigurationError(f"{name} must be a dict with str keys, such as {example}, not {kind}")
     return cast("Mapping[str, Any]", value)
+
+
+def checked_prompts(value: Any) -> Prompts:
+    """What `prompts=` names; the default for None.
+
+    Raises:
+        ConfigurationError: naming what would be right.
+    """
+    prompts = DEFAULT_PROMPTS if value is None else value
+    if not isinstance(prompts, Prompts):
+        raise ConfigurationError(
+            f"prompts must be a Prompts, such as msgspec.structs.replace(Prompts(), turn=…), {got(prompts)}"
+        )
+    return prompts
 
 
 def checked_environment(value: Any, settings: Any) -> Environment:

@@ -6,11 +6,10 @@ from typing import Any
 
 from ..clipping import clip
 from ..lm.base import LMRequest, Message
+from .texts import DEFAULT_PROMPTS, Prompts
 
 _PROLOGUE = 2
 """Messages that are never left out: the system message, and what the context is and what is asked."""
-EMPTY_REPLY = "(no reply)"
-"""Stands for an empty assistant message, which some servers refuse."""
 
 
 class History:
@@ -20,7 +19,8 @@ class History:
     message that no reply has answered yet, and joins `_messages` together with its answer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, prompts: Prompts = DEFAULT_PROMPTS) -> None:
+        self._prompts = prompts
         self._messages: list[Message] = []
         self._said: list[str] = []
         self._told = 0
@@ -38,7 +38,7 @@ class History:
 
     def assistant(self, text: str) -> None:
         """The reply to what the user said."""
-        self._messages = [*self._pending(), Message("assistant", text if text.strip() else EMPTY_REPLY)]
+        self._messages = [*self._pending(), Message("assistant", text if text.strip() else self._prompts.no_reply)]
         self._said = []
         self.replies += 1
 
@@ -60,14 +60,14 @@ class History:
         before = "\n\n".join(said)
         if len(before) <= limit:
             return False
-        self._said = [clip(before, limit), newest]
+        self._said = [clip(before, limit, self._prompts.left_out), newest]
         return True
 
     @property
     def last_reply(self) -> str:
         """The newest reply that was not empty; "" if there is none."""
         said = (message.content for message in reversed(self._messages) if message.role == "assistant")
-        return next((text for text in said if text != EMPTY_REPLY), "")
+        return next((text for text in said if text != self._prompts.no_reply), "")
 
     def request(self, *, sampling_args: dict[str, Any] | None = None, output_cap: int | None = None) -> LMRequest:
         """The request for the next reply."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import textwrap
 from bisect import bisect_left
+from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
@@ -59,10 +60,8 @@ _FENCES = ("```", "~~~")
 _MOST_OF_A_LINE = 2_000
 _INSPECTION = re.compile(r"^print\s*\(|\bcontext\b", re.MULTILINE)
 
-SUBMIT_HINT = (
-    'To submit, run a ```repl block that sets answer["content"] to your answer and then answer["ready"] = True '
-    '(answer["content"] = x takes the value of a variable x).'
-)
+Problem: TypeAlias = Literal["cut_block", "by_name", "no_label", "other_label", "only_thought", "no_block"]
+"""What is wrong with a reply, by the name of the text of `Prompts` that says it."""
 
 
 class ParsedReply(Struct, frozen=True):
@@ -70,8 +69,10 @@ class ParsedReply(Struct, frozen=True):
 
     cells: list[str]
     """Source of each runnable block, in order, its fence's indentation removed."""
-    problem: str | None = None
+    problem: Problem | None = None
     """What the model must be told because something it wrote did not run; None if all is well."""
+    label: str = ""
+    """The last label that is none of `RUNNABLE_TAGS`."""
     unclosed: bool = False
     """The last cell had no closing fence: it may have been cut off, though it does not look so."""
 
@@ -127,7 +128,7 @@ def parse_reply(text: str, *, cut_off: bool = False) -> ParsedReply:
             pos = found.end()
             continue
         if not runnable:
-            ignored_label = label or "no label"
+            ignored_label = label
             closing = fences.closing(found.end(), found["fence"])
             pos = closing.end() if closing else found.end()
             continue
@@ -142,7 +143,8 @@ def parse_reply(text: str, *, cut_off: bool = False) -> ParsedReply:
         elif block.body.strip():
             cells.append(_dedent(block.body, len(found["indent"])))
             unclosed = not block.closed
-    return ParsedReply(cells, _problem(text, cells, ignored_label, thought=thought, dropped=dropped), unclosed)
+    problem = _problem(text, cells, ignored_label, thought=thought, dropped=dropped)
+    return ParsedReply(cells, problem, ignored_label or "", unclosed)
 
 
 def _label(info: str) -> str:
@@ -269,24 +271,16 @@ def _dedent(body: str, indent: int) -> str:
     return textwrap.dedent(code) if first[margin : margin + 1].isspace() else code
 
 
-def _problem(text: str, cells: list[str], ignored: str | None, *, thought: bool, dropped: bool) -> str | None:
+def _problem(text: str, cells: list[str], ignored: str | None, *, thought: bool, dropped: bool) -> Problem | None:
     if dropped:
-        return (
-            "Your last code block has no closing fence and stops in the middle: the reply was probably cut "
-            "off. That block was not executed. Write it again, shorter, and close it with ``` on a line of its "
-            "own."
-        )
+        return "cut_block"
     if cells:
         return None
     if _SUBMISSION_BY_NAME.search(text):
-        return f"No code ran: FINAL(...) and FINAL_VAR(...) do nothing here. {SUBMIT_HINT}"
-    if not text.strip():
-        return f"Your reply was empty, so no code ran. Write Python in a ```repl block. {SUBMIT_HINT}"
+        return "by_name"
     if ignored is not None:
-        what = "without a label" if ignored == "no label" else f"labelled {ignored}"
-        return f"No code ran: a block {what} is not executed. Label the block to run with ```repl. {SUBMIT_HINT}"
-    where = " outside your thinking, which is not executed" if thought else ""
-    return f"No code ran: the reply has no ```repl block{where}. Write Python in one. {SUBMIT_HINT}"
+        return "other_label" if ignored else "no_label"
+    return "only_thought" if thought else "no_block"
 
 
 def looks_like_code(text: str) -> bool:

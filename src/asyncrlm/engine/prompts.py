@@ -14,6 +14,9 @@ from .texts import DEFAULT_PROMPTS, Prompts, fill
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ..repl.context import Kind
+    from .parsing import ParsedReply
+
 __all__ = [
     "DEFAULT_PROMPTS",
     "CellReport",
@@ -26,9 +29,12 @@ __all__ = [
     "conversation_message",
     "empty_answer_message",
     "misfit_message",
+    "problem_message",
     "shape_message",
+    "sign",
     "system_prompt",
     "turn_message",
+    "turns_used",
 ]
 
 OUTPUT_LIMIT = 20_000
@@ -106,7 +112,7 @@ def system_prompt(
             environment=environment,
             output_limit=f"{output_limit:,}",
             children=prompts.children if has_children else prompts.no_children,
-            sub_models="\n".join(_model_line(i, *model) for i, model in enumerate(sub_models)) or "- the default model",
+            sub_models="\n".join(_model_line(prompts, i, *model) for i, model in enumerate(sub_models)),
             custom_tools_section=section,
         )
     if orchestrator and prompts.orchestrator:
@@ -121,62 +127,30 @@ def _custom(custom: str, section: str) -> str:
     return section.join(parts)
 
 
-def _model_line(index: int, name: str, window: int | None) -> str:
-    what = f"- {name} (asked when you give no `model`)" if index == 0 else f'- {name}: `model="{name}"`'
-    if window is None:
-        return f"{what}: window not known; stay under about 100,000 characters a prompt."
-    return f"{what}: {window:,} tokens, about {window * _CHARACTERS_PER_TOKEN:,} characters, prompt and reply together."
+def _model_line(prompts: Prompts, index: int, name: str, window: int | None) -> str:
+    size = prompts.no_window
+    if window is not None:
+        size = fill(prompts.window, tokens=window, characters=window * _CHARACTERS_PER_TOKEN)
+    return fill(prompts.sub_model if index else prompts.default_model, name=name, window=size)
 
 
-_DOCUMENTS = (
-    "a sequence of documents, each a str with a `.name` (one that is no UTF-8 text: bytes): `context[0]`, "
-    "`context[name]`, `context.names`, `for document in context`"
-)
-_TEXT = (
-    "a `Text`: a text that stays in its file, since it is too large for one str. `context[a:b]` is a str; "
-    "`context.nbytes`, `in`, `.find`, `.count`, `.search(pattern)`, `.finditer(pattern)`, `.chunks(size, overlap, "
-    "on=separator)` and `for line in context` work on all of it; `len(context)` may take a while"
-)
-_TEXTS = (
-    "a sequence of documents with names: `context[0]`, `context[name]`, `context.names`, `context.sizes`, `for d in "
-    "context`. Each is a `Text`, which stays in its file: `d[a:b]` is a str; `d.name`, `d.nbytes`, `in`, `.find`, "
-    "`.count`, `.search(pattern)`, `.finditer(pattern)`, `.chunks(size, overlap, on=separator)` and `for line in d` "
-    "work on all of it, `.raw(a, b)` gives bytes"
-)
-_IN_ALL = "characters of text in all"
-_KINDS = {
-    "str": ("a str", "characters", "items"),
-    "file": ("a str", "bytes as a file", "items"),
-    "binary": ("a file opened for reading bytes: `.read(n)`, `.seek(n)`", "bytes", "items"),
-    "table": ("a {type}", "bytes in memory", "rows"),
-    "text": (_TEXT, "bytes as a file", "items"),
-    "bytes": ("a bytes object", "bytes", "items"),
-    "number": ("of type {type}", "characters", "items"),
-    "dict": ("a dict", _IN_ALL, "items"),
-    "list": ("a list", _IN_ALL, "items"),
-    "tuple": ("a tuple", _IN_ALL, "items"),
-    "set": ("a {type}", _IN_ALL, "items"),
-    "record": ("a record of type {type} (a dict whose keys are attributes too)", _IN_ALL, "fields"),
-    "documents": (_DOCUMENTS, "bytes as files", "files"),
-    "texts": (_TEXTS, "bytes as files", "files"),
+_NAMES = {
+    "record": "fields",
+    "tuple": "items",
+    "table": "columns",
+    "file": "file",
+    "text": "file",
+    "binary": "file",
+    "documents": "files",
+    "texts": "files",
 }
-"""Kind → what it is, what its size counts, what its count counts."""
-_FIRST = {
-    "file": "It is the file",
-    "text": "It is the file",
-    "record": "Its fields",
-    "documents": "Names",
-    "texts": "Names",
-    "tuple": "Its items have names",
-    "table": "Columns",
-}
-"""Kind → what its names are, where they are no keys."""
+"""Kind of context → what its names are, where they are no keys."""
 
 
 def context_message(
     prompts: Prompts = DEFAULT_PROMPTS,
     *,
-    kind: str,
+    kind: Kind,
     size: int,
     items: int | None = None,
     type_name: str = "",
@@ -187,29 +161,21 @@ def context_message(
 
     Args:
         prompts: The templates.
-        kind: As of `ContextInfo`, or the name of another type.
+        kind: As of `ContextInfo`.
         size: Characters of text; bytes of bytes or of files.
         items: Number of items, fields or files.
         type_name: Its class, where the kind does not say it.
         first: Its first keys, its fields, or the first names of files.
         root_prompt: The question, where it was given apart from the context.
     """
-    what, unit, counted = _KINDS.get(kind, (f"of type {type_name or kind}", "characters", "items"))
-    what = fill(what, type=type_name)
-    entries = "" if items is None else f"{_counted(items, counted)}, "
-    more = ""
+    template: str = getattr(prompts, f"context_{'value' if kind == 'number' else kind}")
+    what = fill(template, type=type_name, size=size, count=items or 0)
+    names = ""
     if first:
         rest = ", …" if items is not None and items > len(first) else ""
-        more = f" {_FIRST.get(kind, 'Its first keys')}: {', '.join(first)}{rest}."
+        names = fill(getattr(prompts, f"names_{_NAMES.get(kind, 'keys')}"), names=", ".join(first) + rest)
     question = _question(prompts, root_prompt) or prompts.no_question
-    text = fill(prompts.context, kind=what, size=entries + _counted(size, unit), more=more, question=question)
-    return clean(text)
-
-
-def _counted(count: int, what: str) -> str:
-    """How many of what: `what` begins with a plural."""
-    first, space, rest = what.partition(" ")
-    return f"{count:,} {first[:-1] if count == 1 else first}{space}{rest}"
+    return clean(fill(prompts.context, what=what, names=names, question=question))
 
 
 def conversation_message(prompts: Prompts = DEFAULT_PROMPTS, *, number: int, lost: str | None = None) -> str:
@@ -228,8 +194,8 @@ def conversation_message(prompts: Prompts = DEFAULT_PROMPTS, *, number: int, los
             prompts.conversation,
             number=str(number + 1),
             index=str(number),
-            contexts=_numbered("context", number),
-            histories=_numbered("history", number),
+            contexts=_numbered(prompts, "context", number),
+            histories=_numbered(prompts, "history", number),
             variables=kept,
         )
     )
@@ -237,11 +203,13 @@ def conversation_message(prompts: Prompts = DEFAULT_PROMPTS, *, number: int, los
 
 def compacted_message(prompts: Prompts = DEFAULT_PROMPTS, *, count: int) -> str:
     """What follows a summary: where all of it is. `count` says how often there was one."""
-    return clean(fill(prompts.compacted, count={1: "first", 2: "second", 3: "third"}.get(count, f"{count}th")))
+    return clean(fill(prompts.compacted, count=count))
 
 
-def _numbered(name: str, count: int) -> str:
-    return f"`{name}_0`" if count == 1 else f"`{name}_0` to `{name}_{count - 1}`"
+def _numbered(prompts: Prompts, name: str, count: int) -> str:
+    if count == 1:
+        return f"`{name}_0`"
+    return fill(prompts.several, first=f"{name}_0", last=f"{name}_{count - 1}")
 
 
 def _question(prompts: Prompts, root_prompt: str | None) -> str:
@@ -258,13 +226,36 @@ def turn_message(prompts: Prompts = DEFAULT_PROMPTS, *, turn: int, max_turns: in
     return clean(fill(template, turn=str(turn), max_turns=str(max_turns)))
 
 
+def problem_message(prompts: Prompts, parsed: ParsedReply, ending: str) -> str | None:
+    """What is wrong with a reply that has some text; None if nothing is.
+
+    Args:
+        prompts: The templates.
+        parsed: What it asks to run.
+        ending: As of `LMReply`.
+    """
+    cut_off = {"cut": prompts.cut_off, "refused": prompts.refused, "broken": prompts.broken}.get(ending)
+    template = None if parsed.problem is None else getattr(prompts, parsed.problem)
+    said = template and fill(template, label=parsed.label, submit=prompts.submit_hint)
+    return f"{cut_off} {said}" if cut_off and said else cut_off or said
+
+
+def sign(prompts: Prompts, ending: str) -> str:
+    """What stands at the end of a sub-call's reply that ended so; "" if it is whole."""
+    return {"cut": prompts.sign_cut, "refused": prompts.sign_refused, "broken": prompts.sign_broken}.get(ending, "")
+
+
+def turns_used(prompts: Prompts = DEFAULT_PROMPTS, *, most: int) -> str:
+    """That a run had `most` turns and has none left, for `closing_message`."""
+    return prompts.only_turn_used if most == 1 else fill(prompts.turns_used, max_turns=most)
+
+
 def cells_message(
     prompts: Prompts = DEFAULT_PROMPTS,
     outcomes: Sequence[CellReport] = (),
     *,
     problem: str | None = None,
     skipped: int = 0,
-    skipped_because: str = "",
     unclosed: bool = False,
     output_limit: int = OUTPUT_LIMIT,
 ) -> str:
@@ -273,9 +264,9 @@ def cells_message(
     Args:
         prompts: The templates.
         outcomes: Each cell that ran, in order.
-        problem: What `parse_reply` found wrong with the reply.
-        skipped: How many further cells of the reply were not run.
-        skipped_because: Why, to be read after "because".
+        problem: What `problem_message` says of the reply.
+        skipped: How many further cells of the reply were not run: the last that ran lost the worker, or its answer was
+            refused.
         unclosed: The last cell had no closing fence; said only if that cell raised a SyntaxError.
         output_limit: Characters of standard output and error shown, all cells together. Tracebacks come on top.
     """
@@ -289,11 +280,11 @@ def cells_message(
         last = outcomes[-1]
         if unclosed and last.error and "SyntaxError" in last.error.traceback:
             parts.append(prompts.unclosed)
-        if names := _variables_line(last):
+        if names := _variables_line(prompts, last):
             parts.append(fill(prompts.variables, names=names))
     if skipped:
-        blocks = "block" if skipped == 1 else "blocks"
-        parts.append(fill(prompts.skipped, count=str(skipped), blocks=blocks, reason=skipped_because))
+        reason = prompts.skipped_lost if outcomes and outcomes[-1].lost else prompts.skipped_refused
+        parts.append(fill(prompts.skipped, count=skipped, reason=reason))
     if problem:
         parts.append(problem)
     return clean("\n\n".join(parts))
@@ -303,12 +294,13 @@ def _cell_parts(prompts: Prompts, outcome: CellReport, limit: int) -> list[str]:
     out_limit, err_limit = _shares([len(outcome.stdout), len(outcome.stderr)], limit)
     parts: list[str] = []
     if outcome.stdout.strip():
-        parts.append(clip(outcome.stdout.rstrip("\n"), out_limit))
+        parts.append(clip(outcome.stdout.rstrip("\n"), out_limit, prompts.left_out))
     if outcome.stderr.strip():
-        parts.append(fill(prompts.stderr, text=clip(outcome.stderr.rstrip("\n"), err_limit)))
+        parts.append(fill(prompts.stderr, text=clip(outcome.stderr.rstrip("\n"), err_limit, prompts.left_out)))
     if outcome.error is not None:
         template = prompts.interrupted if outcome.error.interrupted else prompts.error
-        parts.append(fill(template, traceback=clip(outcome.error.traceback.rstrip("\n"), ERROR_LIMIT)))
+        traceback = clip(outcome.error.traceback.rstrip("\n"), ERROR_LIMIT, prompts.left_out)
+        parts.append(fill(template, traceback=traceback))
     if outcome.lost is not None:
         reason = outcome.lost.rstrip()
         parts.append(fill(prompts.lost, reason=reason if reason.endswith((".", "!")) else reason + "."))
@@ -319,7 +311,7 @@ def _cell_parts(prompts: Prompts, outcome: CellReport, limit: int) -> list[str]:
     if failed := sum(outcome.failures.values()):
         kinds = sorted(outcome.failures.items(), key=lambda item: (-item[1], item[0]))
         named = ", ".join(f"{kind.replace('_', ' ')} {count:,}" for kind, count in kinds if count)
-        parts.append(fill(prompts.failures, failed=f"{failed:,}", total=f"{outcome.subcalls:,}", kinds=named))
+        parts.append(fill(prompts.failures, failed=failed, total=outcome.subcalls, kinds=named))
     return parts
 
 
@@ -333,7 +325,7 @@ def _shares(wanted: Sequence[int], limit: int) -> list[int]:
     return shares
 
 
-def _variables_line(outcome: CellReport) -> str:
+def _variables_line(prompts: Prompts, outcome: CellReport) -> str:
     """The newest variables that fit, newest last, and how many are not shown."""
     shown: list[str] = []
     length = 0
@@ -341,7 +333,7 @@ def _variables_line(outcome: CellReport) -> str:
         item = f"{name} ({kind})"  # without values: those are only had where somebody watches
         length += len(item) + 2
         if length > VARIABLES_LIMIT:
-            shown.append(f"{len(outcome.variables) - len(shown):,} older ones")
+            shown.append(fill(prompts.older, count=len(outcome.variables) - len(shown)))
             break
         shown.append(item)
     return ", ".join(reversed(shown))

@@ -43,6 +43,7 @@ from .configure import (
     checked_environment,
     checked_function,
     checked_pacer,
+    checked_prompts,
     checked_replies,
     checked_tenant,
     checked_web,
@@ -50,7 +51,6 @@ from .configure import (
 from .door import ModelDoor
 from .doors import BehindDoor, behind_door
 from .hints import unknown_argument
-from .prompts import DEFAULT_PROMPTS
 from .settings import (
     DEFAULT_CACHE_SIZE,
     DEFAULT_MAX_CONCURRENT_REQUESTS,
@@ -59,6 +59,7 @@ from .settings import (
     Limits,
     checked_limits,
 )
+from .texts import Prompts, fill
 
 
 class Repl:
@@ -78,6 +79,7 @@ class Repl:
         custom_tools: Name → value or host callable, or name → {"tool": …, "description": …}; an entry may have
             `timeout` and `max_calls` too.
         mcp_servers: Servers whose tools are functions in cells, each an `MCPServer` or a dict with its fields.
+        prompts: What the engine itself says to the model, of replies that fit no schema and of those cut off, as data.
         approve: Is given an `ApprovalRequest` before each cell and tool call; returns None, or why it is refused.
         max_concurrent_requests: Requests to the model in flight at once.
         on_subcall_error: What a failed call is in a cell: "return" a `FailedReply`, or "raise" a `SubcallError`.
@@ -100,6 +102,7 @@ class Repl:
         lm: str | LMClient | Callable[..., Awaitable[Any]] | None = None,
         custom_tools: Mapping[str, Any] | None = None,
         mcp_servers: Sequence[MCPServer | Mapping[str, Any]] | None = None,
+        prompts: Prompts | None = None,
         approve: Callable[[ApprovalRequest], Any] | None = None,
         max_concurrent_requests: int = DEFAULT_MAX_CONCURRENT_REQUESTS,
         on_subcall_error: Literal["return", "raise"] = "return",
@@ -136,6 +139,7 @@ class Repl:
         self._model = None if lm is None else Router.of(lm, needs_keys=replay is None)
         self._pacer = None if self._model is None else checked_pacer(pacer, self._model)
         self._tenant = checked_tenant(tenant)
+        self._prompts = checked_prompts(prompts)
         self._tools = HostTools(custom_tools)
         self._servers = checked_servers(mcp_servers)
         self._width = limits.max_concurrent_requests
@@ -163,7 +167,9 @@ class Repl:
     @asynccontextmanager
     async def _ready(self) -> AsyncGenerator[Session]:
         async with ResourceScope() as scope:
-            self._services = _Asking(self._model, self._door(scope), self._timeout, scope.threads)
+            self._services = _Asking(
+                self._model, self._door(scope), self._timeout, Asking(self._prompts, scope.threads)
+            )
             self._tools = await with_servers(self._tools, self._servers, scope)
             async with Session(
                 self._environment,
@@ -231,14 +237,15 @@ class Repl:
     async def _execute(self, session: Session, code: str) -> REPLResult:
         services = self._services
         if services is None or self._executing:
-            return _result(await session.execute(code), [])  # which refuses a second cell beside the first
+            outcome = await session.execute(code)  # which refuses a second cell beside the first
+            return _result(self._prompts, outcome, [])
         self._executing = True
         calls: list[RLMChatCompletion] = []
         services.calls = calls
         try:
             refused = None if self._approval is None else await self._approval.refused(code)
             outcome = refused or await services.door.unless_missed(session.execute(code, own_answer=True))
-            return _result(outcome, calls)
+            return _result(self._prompts, outcome, calls)
         finally:
             self._executing = False
 
@@ -279,15 +286,13 @@ def _log_failure(hook: Any, error: BaseException) -> None:
 class _Asking:
     """Services that ask one model, and keep a record of each call."""
 
-    def __init__(
-        self, model: Router | None, door: ModelDoor, timeout: float | None, threads: anyio.CapacityLimiter
-    ) -> None:
+    def __init__(self, model: Router | None, door: ModelDoor, timeout: float | None, asking: Asking) -> None:
         self.calls: list[RLMChatCompletion] = []
         """Where records go; another list for each cell."""
         self.door = door
         self._model = model
         self._timeout = timeout
-        self._asking = Asking(DEFAULT_PROMPTS, threads)
+        self._asking = asking
 
     async def llm(self, call: SubCall) -> str:
         record = RLMChatCompletion(root_model=call.model or "", prompt=call.prompt, response="")
@@ -328,13 +333,13 @@ class _Asking:
         return await self._asking.reply(spec, call, send)
 
 
-def _result(outcome: CellOutcome, calls: list[RLMChatCompletion]) -> REPLResult:
+def _result(prompts: Prompts, outcome: CellOutcome, calls: list[RLMChatCompletion]) -> REPLResult:
     error = None if outcome.error is None else outcome.error.text
     if outcome.lost is not None:
         error = outcome.lost if error is None else f"{error}\n{outcome.lost}"
     stderr = outcome.stderr
     if outcome.lost_before is not None:
-        stderr = f"Before this cell, {outcome.lost_before}\n{stderr}"
+        stderr = f"{fill(prompts.lost_before, reason=outcome.lost_before)}\n{stderr}"
     if error is not None:
         stderr = f"{stderr.rstrip()}\n{error}".lstrip("\n")
     return REPLResult(

@@ -271,7 +271,7 @@ class Run:
             custom=configuration.custom_system_prompt,
             orchestrator=configuration.orchestrator,
             has_children=self.depth + 1 < tree.limits.max_depth,
-            tools=self._tools.describe(),
+            tools=self._tools.describe(configuration.prompts.untrusted),
             sub_models=[(spec.model, spec.window) for spec in dict.fromkeys((sub, *tree.router.specs[1:]))],
             environment=configuration.environment.name,
         )
@@ -352,11 +352,7 @@ class Run:
     async def _run_cells(self, session: Session, reply: LMReply) -> None:
         """Run the cells of one reply and tell the model what came of them, or keep its answer."""
         parsed = await self._turns.parsed(reply)
-        problem = parsed.problem
         prompts = self._configuration.prompts
-        cut_off = {"cut": prompts.cut_off, "refused": prompts.refused, "broken": prompts.broken}.get(reply.ending)
-        if cut_off:
-            problem = f"{cut_off} {problem}" if problem else cut_off
         outcomes: list[CellOutcome] = []
         failed = False
         for code in parsed.cells:
@@ -370,14 +366,12 @@ class Run:
         if outcomes:
             self._failed_turns = self._failed_turns + 1 if failed else 0
         skipped = len(parsed.cells) - len(outcomes)
-        prompts = self._configuration.prompts
         self._history.user(
             words.cells_message(
                 prompts,
                 outcomes,
-                problem=problem,
+                problem=words.problem_message(prompts, parsed, reply.ending),
                 skipped=skipped,
-                skipped_because="the worker was lost" if outcomes and outcomes[-1].lost else "the answer was refused",
                 unclosed=parsed.unclosed,
             )
         )

@@ -41,7 +41,7 @@ class Turns:
         approval: Approval | None = None,
     ) -> None:
         self.root = root
-        self.history = History()
+        self.history = History(tree.configuration.prompts)
         self.number = 0
         """Of the turn under way, from 1; 0 before the first."""
         self.last_text = ""

@@ -9,6 +9,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Itera
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, cast
 
+import anyio
+import anyio.to_thread
 from msgspec import Struct
 
 from ..errors import ConfigurationError
@@ -60,6 +62,8 @@ class ClientSpec(Struct, frozen=True, kw_only=True, eq=False):
     """How often to send one request at most."""
     fallbacks: tuple[ClientSpec, ...] = ()
     """Of a list of models all of them, the first one too, which have clients of their own; else none."""
+    early: bool = False
+    """Whether it is opened when an `AsyncRLM` is entered: all it takes is time of this process."""
     opener: Callable[[Shared], Awaitable[LMClient]]
     """Builds the client; what it opens is entered through the `Shared` it is given."""
 
@@ -109,6 +113,12 @@ def optional_sdk(module: str, extra: str, *, load: bool = True) -> Any:
     if found is None:
         raise ConfigurationError(f'{module} is not installed: pip install "asyncrlm[{extra}]"')
     return None
+
+
+async def loaded_sdk(module: str, extra: str) -> Any:
+    """`optional_sdk`, loaded beside the event loop: it takes half a second or more, and much of it reads the disk."""
+    limiter = anyio.CapacityLimiter(1)
+    return await anyio.to_thread.run_sync(optional_sdk, module, extra, abandon_on_cancel=True, limiter=limiter)
 
 
 def refuse_unknown(backend: str, kwargs: Mapping[str, Any], known: Iterable[str]) -> None:

@@ -49,8 +49,8 @@ def describe_object(name: str, value: Any, functions: Mapping[str, Callable[...,
         ]
         return "\n".join([text, *lines])
     shown = ", ".join(f"`{name}.{each}`" for each in list(functions)[:MOST_NAMES])
-    more = f" and {len(functions) - MOST_NAMES} more" if len(functions) > MOST_NAMES else ""
-    return f"{text}\n  Functions: {shown}{more}"
+    more = f", … (+{len(functions) - MOST_NAMES:,})" if len(functions) > MOST_NAMES else ""
+    return f"{text}\n  - {shown}{more}"
 
 
 def describe_source(name: str, source: str, description: str) -> str:

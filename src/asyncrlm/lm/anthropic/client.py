@@ -12,7 +12,7 @@ from ..http.encoding import encoded
 from ..http.endpoints import Origin, is_named, origin_of
 from ..http.pool import ConnectionSettings, http_client, sdk_of
 from ..openai.client import fresh_key
-from ..spec import optional_sdk
+from ..spec import loaded_sdk
 from .replies import MessageStream, parse_message
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ _SYSTEM = ("system", "developer")
 @asynccontextmanager
 async def open_connection(settings: ConnectionSettings) -> AsyncGenerator[Connection]:
     """A pool of connections, closed at the end unless the http client is the caller's own."""
-    anthropic = optional_sdk("anthropic", "anthropic")
+    anthropic = await loaded_sdk("anthropic", "anthropic")
     async with http_client(settings, anthropic) as http:
         given = settings.api_key if isinstance(settings.api_key, str) else "-"
         token = settings.sdk_kwargs.get("auth_token")

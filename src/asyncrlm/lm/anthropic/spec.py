@@ -88,6 +88,7 @@ def anthropic_spec(kwargs: dict[str, Any], sampling: dict[str, Any]) -> ClientSp
         price=price,
         window=window,
         attempts=attempts,
+        early=True,
         opener=opener,
     )
 

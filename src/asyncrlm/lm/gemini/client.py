@@ -18,7 +18,7 @@ from ..http.endpoints import origin_of
 from ..http.pool import ConnectionSettings, http_client
 from ..http.secrecy import redacted, shown_url, unlogged_queries
 from ..openai.client import fresh_key
-from ..spec import optional_sdk
+from ..spec import loaded_sdk
 from .dialect import PLACEHOLDER, Dialect
 from .replies import ResponseStream, failure, parse_response
 
@@ -88,8 +88,7 @@ def _conversation(messages: tuple[Message, ...]) -> dict[str, Any]:
 @asynccontextmanager
 async def open_connection(settings: ConnectionSettings) -> AsyncGenerator[GeminiConnection]:
     """A pool of connections, closed at the end unless the http client is the caller's own."""
-    import openai  # noqa: PLC0415 - always installed, and its transport for httpx2 is the fastest
-
+    openai = await loaded_sdk("openai", "openai")  # always installed, and its transport for httpx2 is the fastest
     tokens: _Tokens | None = None
     if settings.sdk_kwargs.get("vertexai") and settings.api_key is None and settings.sdk_kwargs.get("signed", True):
         tokens = await _Tokens.open(settings.sdk_kwargs.get("credentials"))
@@ -154,7 +153,7 @@ class _Tokens:
     async def open(cls, credentials: Any) -> _Tokens:
         if credentials is not None:
             return cls(credentials, getattr(credentials, "project_id", None))
-        auth = optional_sdk("google.auth", "gemini")
+        auth = await loaded_sdk("google.auth", "gemini")
         try:
             found, project = await anyio.to_thread.run_sync(
                 lambda: auth.default(scopes=[SCOPE]), abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1)
@@ -174,8 +173,8 @@ class _Tokens:
         return str(self._credentials.token)
 
     async def _renew(self) -> None:
-        transport = optional_sdk("google.auth.transport.requests", "gemini")
-        exceptions = optional_sdk("google.auth.exceptions", "gemini")
+        transport = await loaded_sdk("google.auth.transport.requests", "gemini")
+        exceptions = await loaded_sdk("google.auth.exceptions", "gemini")
         try:
             await anyio.to_thread.run_sync(
                 lambda: self._credentials.refresh(transport.Request()),

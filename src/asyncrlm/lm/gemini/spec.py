@@ -82,6 +82,7 @@ def gemini_spec(kwargs: dict[str, Any], sampling: dict[str, Any]) -> ClientSpec:
         price=price,
         window=window,
         attempts=attempts,
+        early=not settings.sdk_kwargs["vertexai"],  # which asks the network for credentials
         opener=opener,
     )
 

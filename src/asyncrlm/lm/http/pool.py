@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import anyio
+import anyio.to_thread
 from msgspec import Struct
 
 from ...errors import ConfigurationError
@@ -118,9 +119,8 @@ def fault_types(library: Any) -> tuple[type[Exception], ...]:
     return (*faults, aiohttp.ClientError)
 
 
-def _own_http_client(settings: ConnectionSettings, sdk: Any) -> Any:
+def _own_http_client(settings: ConnectionSettings, sdk: Any, library: str) -> Any:
     import httpx2  # noqa: PLC0415 - loaded with the SDK
-    import sniffio  # noqa: PLC0415 - comes with the SDK
 
     limit = open_files_share(MAX_CONNECTIONS)
     timeout = settings.timeout
@@ -133,7 +133,7 @@ def _own_http_client(settings: ConnectionSettings, sdk: Any) -> Any:
         "limits": httpx2.Limits(max_connections=limit, max_keepalive_connections=limit, keepalive_expiry=IDLE),
         "verify": not plain,
     }
-    if sniffio.current_async_library() == "asyncio":
+    if library == "asyncio":
         return sdk.DefaultAioHttpClient(**arguments)
     return sdk.DefaultAsyncHttpxClient(**arguments)
 
@@ -159,7 +159,11 @@ async def http_client(settings: ConnectionSettings, sdk: Any) -> AsyncGenerator[
         http_library(settings.http_client)
         yield settings.http_client
         return
-    http = _own_http_client(settings, sdk)
+    import sniffio  # noqa: PLC0415 - comes with the SDK
+
+    library, limiter = sniffio.current_async_library(), anyio.CapacityLimiter(1)
+    # In a thread: the first one loads more modules, and certificates are read from the disk.
+    http = await anyio.to_thread.run_sync(_own_http_client, settings, sdk, library, limiter=limiter)
     try:
         yield http
     finally:

@@ -24,7 +24,16 @@ from ..http.endpoints import (
     origin_of,
 )
 from ..http.pool import ConnectionSettings, http_client, sdk_of
-from ..spec import OUR_KWARGS, ClientSpec, Shared, attempts_of, common_settings, price_and_window, refuse_unknown
+from ..spec import (
+    OUR_KWARGS,
+    ClientSpec,
+    Shared,
+    attempts_of,
+    common_settings,
+    loaded_sdk,
+    price_and_window,
+    refuse_unknown,
+)
 from .client import OpenAIClient, fresh_key
 
 if TYPE_CHECKING:
@@ -90,6 +99,7 @@ def azure_openai_spec(kwargs: dict[str, Any], sampling: dict[str, Any]) -> Clien
         price=price,
         window=window,
         attempts=attempts,
+        early=True,
         opener=opener,
     )
 
@@ -146,8 +156,7 @@ def _credentials_from_environment(origin: Origin) -> tuple[str | None, str | Non
 
 @asynccontextmanager
 async def _open_connection(settings: ConnectionSettings, deployment: str) -> AsyncGenerator[Connection]:
-    import openai  # noqa: PLC0415 - costs most of a second, paid by those who open a connection
-
+    openai = await loaded_sdk("openai", "azure_openai")
     async with http_client(settings, openai) as http:
         base_url = cast("str", settings.base_url)
         if "/deployments/" not in base_url:

@@ -13,6 +13,7 @@ from ..http.endpoints import checked_key, is_ambient, origin_of
 from ..http.pool import ConnectionSettings, http_client, sdk_of
 from ..http.replies import parse_completion
 from ..http.secrecy import shown_url
+from ..spec import loaded_sdk
 from .stream import CompletionStream
 
 if TYPE_CHECKING:
@@ -69,8 +70,7 @@ def endpoint_of(settings: ConnectionSettings, sdk: AsyncOpenAI) -> Endpoint:
 @asynccontextmanager
 async def open_connection(settings: ConnectionSettings) -> AsyncGenerator[Connection]:
     """A pool of connections, closed at the end unless the http client is the caller's own."""
-    import openai  # noqa: PLC0415 - costs most of a second, paid by those who open a connection
-
+    openai = await loaded_sdk("openai", "openai")
     async with http_client(settings, openai) as http:
         own = {} if settings.base_url is None else {"base_url": settings.base_url}
         # The key is never None: the SDK would take OPENAI_API_KEY, whatever the host. The header is ours to add.

@@ -98,6 +98,7 @@ def openai_spec(backend: str, preset: Preset, kwargs: dict[str, Any], sampling: 
         window=window,
         needs_price=not free,
         attempts=attempts,
+        early=True,
         opener=opener,
     )
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import AsyncGenerator, Hashable, Mapping
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
+import anyio
+import anyio.to_thread
 from anyio.lowlevel import RunVar
 
 from .account import BURST, Account
@@ -19,12 +22,18 @@ KNOWN: RunVar[WeakValueDictionary[Hashable, Account]] = RunVar("the accounts in 
 """Of each event loop its own, gone with it. An account is known for as long as an engine scope holds it."""
 
 
+@asynccontextmanager
+async def open_accounts(given: Pacer | Mapping[str, Pacer] | None = None) -> AsyncGenerator[Accounts]:
+    """The accounts of one engine scope, once all is loaded that they need."""
+    await anyio.to_thread.run_sync(load, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1))
+    yield Accounts(given)
+
+
 class Accounts:
     """The accounts of one engine scope: those of the pacers given, and for each other account and model the one that
     all engines on this event loop share."""
 
     def __init__(self, given: Pacer | Mapping[str, Pacer] | None = None) -> None:
-        load()
         self._given = given
         self._accounts: dict[Hashable, Account] = {}
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from .accounts import Accounts
+from .accounts import open_accounts
 from .fallback import Member
 from .sending import Way, sent
 
@@ -21,6 +21,15 @@ if TYPE_CHECKING:
     from .gate import Gate
     from .pacer import Pacer
     from .retrying import OnWait
+
+
+async def open_early(specs: Sequence[ClientSpec], shared: Shared, pacer: Pacer | Mapping[str, Pacer] | None) -> None:
+    """Open what no request is to wait for, of these specs; raises as their clients do."""
+    early = [each for spec in specs for each in spec.each if each.early]
+    for each in early:
+        await each.connect(shared)
+    if early:
+        await shared("accounts", lambda: open_accounts(pacer))
 
 
 class Sender:
@@ -90,7 +99,7 @@ class Sender:
 
     async def _of(self, spec: ClientSpec) -> Sequence[Member]:
         clients = [await each.connect(self._shared) for each in spec.each]
-        accounts = await self._shared("accounts", lambda: nullcontext(Accounts(self._pacer)))
+        accounts = await self._shared("accounts", lambda: open_accounts(self._pacer))
         turns = [accounts.of(client) for client in clients]
         if len(clients) == 1:
             return [Member(clients[0], turns[0])]
