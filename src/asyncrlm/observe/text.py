@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
+from ..caught import is_ctrl_c
 from ..clipping import clip
 
 if TYPE_CHECKING:
@@ -155,5 +156,7 @@ class _Plain:
 def _str(value: Any) -> str:
     try:
         return str(value)
-    except Exception as error:  # noqa: BLE001 - an object that can't say what it is must not cost the log
+    except BaseException as error:  # an object that can't say what it is must not cost the log
+        if is_ctrl_c(error):
+            raise
         return f"<{type(value).__name__}, whose str raised {type(error).__name__}>"

@@ -14,12 +14,13 @@ import anyio.lowlevel
 import anyio.to_thread
 from msgspec import Struct, field
 
+from ..caught import said
 from ..errors import LimitError, LMError, ProtocolError, RLMError
 from .channel import Channel
 from .clock import CellClock
 from .framing import LARGE, encode_frame
 from .messages import Call, Cancel, Reply
-from .raised import innermost, said
+from .raised import innermost
 from .room import Room
 from .shelf import PASSED
 from .tool_desk import ToolDesk, ToolFailure

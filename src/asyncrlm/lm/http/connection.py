@@ -1,7 +1,7 @@
 """A pool of connections to one account of one provider: requests go out, every failure comes back classified.
 
 Each vendor's SDK says where to send and how to sign; a call itself is one request object through the pool and one
-`msgspec` decode: the SDKs' own ways of sending cost three to ten times as much, and some know only asyncio.
+`msgspec` decode: the SDKs' own ways of sending cost four to five times as much, and some know only asyncio.
 """
 
 from __future__ import annotations
