@@ -15,6 +15,7 @@ from typing import Any, Literal, Never, Self
 
 import anyio
 
+from ..caught import described
 from ..environments import Environment
 from ..errors import ConfigurationError, LMError
 from ..ledger import Ledger
@@ -278,7 +279,7 @@ def _log_failure(hook: Any, error: BaseException) -> None:
     get_logger().warning(
         "asyncrlm: your callback raised, the cell is refused",
         callback=repr(hook),
-        error=f"{type(error).__name__}: {error}",
+        error=described(error),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
+from ..caught import described
 from ..errors import ErrorThresholdExceededError, LimitError, LMError
 from ..lm.base import LMReply
 from ..lm.clients import ClientSpec
@@ -149,7 +150,7 @@ class Run:
             return result
         except Exception as raised:
             error = innermost(raised)
-            outcome = {"stop_reason": "error", "error": f"{type(error).__name__}: {error}"}
+            outcome = {"stop_reason": "error", "error": described(error)}
             raise
         except anyio.get_cancelled_exc_class():
             if anyio.current_time() >= self.tree.deadline:

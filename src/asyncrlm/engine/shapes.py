@@ -12,6 +12,7 @@ from typing import Any, NoReturn, cast, get_args
 import msgspec
 from msgspec import Struct
 
+from ..caught import described
 from ..clipping import clip
 from ..errors import ConfigurationError
 
@@ -91,14 +92,22 @@ class Shape(Struct, frozen=True):
         for candidate in (text, *reversed(blocks)):
             if _not_json(candidate) is None:
                 try:
-                    return Fit(candidate, self.check(candidate))
+                    return Fit(candidate, self._checked(candidate))
                 except Misfit as misfit:
                     problem = problem or misfit
         try:
             whole = json.dumps(text)
-            return Fit(json.dumps(text, ensure_ascii=False), self.check(whole))
+            return Fit(json.dumps(text, ensure_ascii=False), self._checked(whole))
         except Misfit:
             raise problem or Misfit(f"it is not JSON: {_not_json(text)}") from None
+
+    def _checked(self, text: str) -> Any:
+        try:
+            return self.check(text)
+        except Misfit:
+            raise
+        except BaseException as error:  # in a thread: of the caller's own class, whose code found something wrong
+            raise Misfit(clip(described(error), PROBLEM_LENGTH)) from error
 
 
 def _not_json(text: str) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import anyio
 import msgspec
 
-from ..caught import is_own
+from ..caught import described, is_own
 from ..errors import LimitError, LMError, TimeoutExceededError
 from ..events import Event, LimitReached, ListenerFailed, RequestWaiting, UsageSettled
 from ..ledger import Ledger, Need, Settlement
@@ -95,11 +95,9 @@ class Tree:
             get_logger().warning(
                 "asyncrlm: your callback raised, the run goes on",
                 callback=name,
-                error=f"{type(error).__name__}: {error}",
+                error=described(error),
             )
-        return ListenerFailed(
-            run_id=self.run_id, time=time.time(), listener=name, error=f"{type(error).__name__}: {error}"
-        )
+        return ListenerFailed(run_id=self.run_id, time=time.time(), listener=name, error=described(error))
 
     def callback_failed(self, function: Any, error: BaseException, stamp: Stamp) -> None:
         self.emit(msgspec.structs.replace(self.listener_failed(function, error), **stamp()))

@@ -120,6 +120,12 @@ def _object_spec(
 ) -> ClientSpec:
     backend = backend or type(client).__name__
     refuse_unknown(backend, kwargs, ("price", "context_window", "sampling_args", "cache_key"))
+    named: object = getattr(client, "model", None)
+    if not isinstance(named, str) or not named:
+        raise ConfigurationError(
+            f"an LMClient needs a name, which routing, usage and prices know it by: give {backend} a `model`, such as "
+            f'`model = "mine"` in its class, {"that is a str" if named is not None else "which it has not"}'
+        )
     cache_key = kwargs.pop("cache_key", client.cache_key)
     if cache_key is not None and (not isinstance(cache_key, str) or not cache_key):
         raise ConfigurationError(f"cache_key must be a str that is not empty, not {cache_key!r}")

@@ -13,9 +13,9 @@ import anyio
 import anyio.to_thread
 from msgspec import UNSET
 
-from ..caught import is_ctrl_c, is_own
+from ..caught import is_ctrl_c, is_own, said
 from .framing import packed
-from .raised import innermost, said
+from .raised import innermost
 from .sizes import is_large
 from .tool_threads import ToolThreads, TooManyLeftError
 from .tools import HostTools, is_async
