@@ -168,6 +168,25 @@ def test_sub_calls_are_summed_up_at_intervals() -> None:
     assert "sub-calls 1/1, 0 in flight\n" in stream.getvalue()
 
 
+@pytest.mark.parametrize("brief", [False, True])
+def test_many_calls_of_tools_are_counted(brief: bool) -> None:
+    now = 0.0
+    stream = io.StringIO()
+    progress = Progress(stream, brief=brief, clock=lambda: now)
+    for cell, called in ((1, 249), (2, 5)):
+        progress(CellStarted(run_id="r", turn=1, cell=cell, code="x"))
+        for number in range(1, called + 1):
+            now += 0.001
+            progress(ToolCalled(run_id="r", name="look", error="KeyError" if number % 100 == 0 else None))
+        progress(CellFinished(run_id="r", turn=1, cell=cell))
+    told = [line.strip().removeprefix("r").strip() for line in stream.getvalue().splitlines()]
+    told = [line for line in told if "tool" in line]
+    each, counts = "tool look returned 0 bytes (0.00 s)", [line for line in told if "calls of tools" in line]
+    assert told == [each] * 5 + counts + [each] * 5
+    assert len(counts) == (1 if brief else 2)
+    assert counts[-1] == "249 calls of tools, 2 raised"
+
+
 def test_brief_progress_has_a_line_for_what_matters() -> None:
     stream = io.StringIO()
     now = 0.0

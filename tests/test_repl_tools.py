@@ -300,7 +300,8 @@ print(a == [i * 2 for i in range(500)], b == [i + 1 for i in range(500)])"""
     assert outcome.subcalls == 0
     assert len(records) == 1000
     assert {record.name for record in records} == {"plain", "later"}
-    assert all(record.error is None and record.result_bytes > 0 for record in records)
+    assert {record.error for record in records} == {None}
+    assert sorted({record.result_bytes for record in records}) == [1, 2, 3]  # as many as the numbers have digits
 
 
 async def test_slow_tools_are_cancelled_with_their_cell_and_not_charged() -> None:

@@ -187,7 +187,7 @@ class ToolCalled(Event, frozen=True, kw_only=True):
     """Class and text of what the cell was raised: "PermissionError" if refused, "TimeoutError" if it took too long,
     "cancelled" if its cell ended first."""
     result_bytes: int = 0
-    """Of the reply to the worker."""
+    """Of what it returned, as JSON; 0 if it raised."""
     seconds: float = 0.0
 
 
