@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Callable
 from pathlib import PurePath
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from ..errors import ConfigurationError
 
@@ -35,7 +35,8 @@ def functions_of(value: Any) -> dict[str, Callable[..., Any]]:
     if isinstance(value, _PLAIN):
         return {}
     found: dict[str, Callable[..., Any]] = {}
-    holder: Any = value if isinstance(value, (ModuleType, SimpleNamespace)) else type(value)
+    own = isinstance(value, (ModuleType, SimpleNamespace))
+    holder = value if own else cast("Any", type(value))
     fields = getattr(holder, "__dataclass_fields__", ())  # whose defaults are in the class
     for name in dir(value):
         if name.startswith("_") or name in fields or len(found) >= MOST_FUNCTIONS:
