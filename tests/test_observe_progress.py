@@ -373,10 +373,12 @@ def test_elsewhere_nothing_moves() -> None:
     assert stream.getvalue() == before
 
 
-def test_a_terminal_without_unicode_still_gets_lines(terminal: io.TextIOWrapper) -> None:
-    progress = Progress(terminal, colour=False)
+def test_a_stream_without_unicode_still_gets_lines() -> None:
+    written = io.BytesIO()
+    progress = Progress(io.TextIOWrapper(written, encoding="ascii"))
     progress(LimitReached(run_id="r", limit="漢", reason="x"))
     progress(LimitReached(run_id="r", limit="\udc80", reason="x"))
+    assert re.findall(rb"reached: (.*): x\n", written.getvalue()) == [rb"\u6f22", rb"\udc80"]
 
 
 class Broken(io.StringIO):
@@ -393,11 +395,14 @@ def test_a_closed_stream_does_not_fail_a_run(stream: io.StringIO) -> None:
         progress(event)
 
 
-def test_without_standard_error_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_standard_error_nothing_is_written(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "stderr", None)
     progress = Progress()
     for event in STORY:
         progress(event)
+    assert capfd.readouterr() == ("", "")
     monkeypatch.setattr(sys, "stderr", object())
     Progress()
 

@@ -228,8 +228,7 @@ class Repl:
             SandboxLost: if no worker can be had.
             ProtocolError: if the worker was tampered with.
             LMError: of kind "replay_miss", if it asked what was not recorded.
-            ConfigurationError: if the Repl is not open.
-            RuntimeError: if another cell is under way.
+            ConfigurationError: if the Repl is not open, or another cell is under way.
         """
         session = self._opened()
         return await behind_door(lambda: self._execute(session, code))

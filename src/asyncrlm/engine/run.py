@@ -347,7 +347,7 @@ class Run:
                 kind="empty",
             )
         self._history.assistant(reply.text)
-        self._history.user(self._configuration.prompts.empty_reply)
+        self._history.user(words.empty_message(self._configuration.prompts, reply.ending))
 
     async def _run_cells(self, session: Session, reply: LMReply) -> None:
         """Run the cells of one reply and tell the model what came of them, or keep its answer."""
