@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import anyio
 import pytest
 
@@ -10,13 +13,15 @@ from asyncrlm import (
     BudgetExceededError,
     ConfigurationError,
     ErrorThresholdExceededError,
+    LMError,
     LMReply,
+    LMRequest,
     LMUsage,
     SubcallLimitExceededError,
     TimeoutExceededError,
     TokenLimitExceededError,
 )
-from asyncrlm.events import RunFinished
+from asyncrlm.events import ListenerFailed, RequestWaiting, RunFinished
 from asyncrlm.testing import ScriptedLM
 
 from .helpers import cell, echo, scripted, submit, told
@@ -190,6 +195,42 @@ async def test_callbacks_hear_everything_and_may_fail() -> None:
     )
     assert (await rlm.acompletion("CTX")).response == "ok"
     assert heard == [("start", 0, 1), ("sub", 1, "sub", "hello"), ("done", 0, 1), ("start", 0, 2), ("done", 0, 2)]
+
+
+async def test_what_goes_wrong_in_a_child_is_told_of_the_child() -> None:
+    busy = iter([True])
+
+    def model(request: LMRequest) -> str:
+        if "QUESTION" in request.messages[1].content:
+            return submit("rlm_query('go')")
+        if next(busy, False):
+            raise LMError("busy", kind="server", retryable=True, retry_after=0.01)
+        return submit("'child'")
+
+    failed: set[str] = set()
+
+    def once(name: str) -> Callable[..., None]:
+        def failing(first: Any, *_: Any) -> None:
+            if getattr(first, "depth", first) == 1 and name not in failed:
+                failed.add(name)
+                raise ValueError(name)
+
+        return failing
+
+    names = ("approve", "on_iteration_start", "on_iteration_complete", "on_subcall_start", "on_subcall_complete")
+    rlm = AsyncRLM(ScriptedLM(model), max_depth=2, **{name: once(name) for name in names})
+    places: dict[str, tuple[str | None, int]] = {}
+    with anyio.fail_after(30):
+        async with rlm.astream("CTX", "QUESTION") as stream:
+            async for event in stream:
+                if isinstance(event, ListenerFailed):
+                    places[event.error.removeprefix("ValueError: ")] = event.parent_id, event.depth
+                elif isinstance(event, RequestWaiting):
+                    places["waiting"] = event.parent_id, event.depth
+    root, child = (None, 0), (stream.result.run_id, 1)
+    # A sub-call is the run's whose cell makes it.
+    assert places.pop("on_subcall_start") == places.pop("on_subcall_complete") == root
+    assert places == dict.fromkeys(("approve", "on_iteration_start", "on_iteration_complete", "waiting"), child)
 
 
 @pytest.mark.parametrize("events", range(0, 24, 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import resource
@@ -16,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
+import psutil
 import pytest
-from local_support import CAP, Client, PlainScope, client, marked, opening, until
+from local_support import CAP, MODES, Client, PlainScope, client, marked, mode_or_skip, opening, until
 
 from asyncrlm import AsyncRLM, Repl
 from asyncrlm.environments import local_sandbox, local_template
@@ -300,11 +302,40 @@ async def test_the_first_run_after_an_idle_template_was_killed_goes_well() -> No
     async with AsyncRLM(scripted(submit("'here'"), submit("'there'"))) as rlm:
         assert (await rlm.acompletion("x")).response == "here"
         parent = f"\nPPid:\t{os.getpid()}\n"
-        [template] = [p for p in marked("_asyncrlm_worker") if parent in Path(f"/proc/{p}/status").read_text()]
-        home = Path(f"/proc/{template}/cmdline").read_text().partition('"home": "')[2].partition('"')[0]
+        [template] = [p for p in marked("asyncrlm-template ") if parent in Path(f"/proc/{p}/status").read_text()]
+        home = Path(f"/proc/{template}/cmdline").read_text().rstrip("\0").partition(" ")[2]
         os.kill(template, signal.SIGKILL)
         await until(lambda: not marked(home))
         assert (await rlm.acompletion("x")).response == "there"
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("mode", MODES)
+async def test_lists_of_processes_name_those_of_ours(mode: str) -> None:
+    async with PlainScope() as scope:
+        environment = await mode_or_skip(scope, mode)
+        async with client(scope, environment) as c:
+            home = str(scope.template._process.home)
+            await until(lambda: len(_titles()) == 3)
+            worker = await c.value("import json; print(json.dumps(open('/proc/self/cmdline').read()))")
+            titles = _titles()
+    assert sorted(titles) == ["asyncrlm-templa", "asyncrlm-warden", "asyncrlm-worker"]
+    assert titles["asyncrlm-templa"] == f"asyncrlm-template {home}\0"
+    assert titles["asyncrlm-warden"].startswith("asyncrlm-warden")
+    assert titles["asyncrlm-worker"] == worker
+    assert worker.startswith(f"asyncrlm-worker {home}/")
+
+
+def _titles() -> dict[str, str]:
+    """Short name → line of each living process below this one that has a name of ours."""
+    below = psutil.Process().children(recursive=True)
+    found: dict[str, str] = {}
+    for process in below:
+        with contextlib.suppress(OSError):
+            name = Path(f"/proc/{process.pid}/comm").read_text().strip()
+            if name.startswith("asyncrlm-"):
+                found[name] = Path(f"/proc/{process.pid}/cmdline").read_text()
+    return found
 
 
 async def test_a_worker_that_ends_before_any_cell_is_replaced_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,15 +83,17 @@ async def test_a_worker_that_ends_itself_is_replaced(code: str, place: str) -> N
 
 
 FORKS = """
-import os, time
+import os, threading, time
 made = 0
 try:
-    while made < 200:
-        if os.fork() == 0:
+    while made < 400:
+        if made >= 64:  # each has an entry of its own in the table, too, and is made far faster
+            threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+        elif os.fork() == 0:
             time.sleep(600)
             os._exit(0)
         made += 1
-except OSError as error:
+except (OSError, RuntimeError) as error:
     print('refused', error)
 print('made', made)
 """
@@ -104,9 +106,10 @@ async def test_a_fork_bomb_stays_where_it_is(place: str) -> None:
             bomb = await repl.execute(FORKS)
             (made,) = re.findall(r"made (\d+)", bomb.stdout)
             if "refused" in bomb.stdout:
-                assert int(made) <= 32
+                # Where it is held by pid_max, as the report then says, no lower limit can be set.
+                assert int(made) <= (301 if "pid_max 301" in repr(repl) else 32)
             else:
-                assert "processes" in repr(repl), "not held, and not said either"
+                assert "fork_bomb" in repr(repl).partition("not in force")[2], "not held, and not said either"
 
 
 @one

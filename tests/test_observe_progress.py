@@ -168,6 +168,25 @@ def test_sub_calls_are_summed_up_at_intervals() -> None:
     assert "sub-calls 1/1, 0 in flight\n" in stream.getvalue()
 
 
+@pytest.mark.parametrize("brief", [False, True])
+def test_many_calls_of_tools_are_counted(brief: bool) -> None:
+    now = 0.0
+    stream = io.StringIO()
+    progress = Progress(stream, brief=brief, clock=lambda: now)
+    for cell, called in ((1, 249), (2, 5)):
+        progress(CellStarted(run_id="r", turn=1, cell=cell, code="x"))
+        for number in range(1, called + 1):
+            now += 0.001
+            progress(ToolCalled(run_id="r", name="look", error="KeyError" if number % 100 == 0 else None))
+        progress(CellFinished(run_id="r", turn=1, cell=cell))
+    told = [line.strip().removeprefix("r").strip() for line in stream.getvalue().splitlines()]
+    told = [line for line in told if "tool" in line]
+    each, counts = "tool look returned 0 bytes (0.00 s)", [line for line in told if "calls of tools" in line]
+    assert told == [each] * 5 + counts + [each] * 5
+    assert len(counts) == (1 if brief else 2)
+    assert counts[-1] == "249 calls of tools, 2 raised"
+
+
 def test_brief_progress_has_a_line_for_what_matters() -> None:
     stream = io.StringIO()
     now = 0.0
@@ -354,10 +373,12 @@ def test_elsewhere_nothing_moves() -> None:
     assert stream.getvalue() == before
 
 
-def test_a_terminal_without_unicode_still_gets_lines(terminal: io.TextIOWrapper) -> None:
-    progress = Progress(terminal, colour=False)
+def test_a_stream_without_unicode_still_gets_lines() -> None:
+    written = io.BytesIO()
+    progress = Progress(io.TextIOWrapper(written, encoding="ascii"))
     progress(LimitReached(run_id="r", limit="漢", reason="x"))
     progress(LimitReached(run_id="r", limit="\udc80", reason="x"))
+    assert re.findall(rb"reached: (.*): x\n", written.getvalue()) == [rb"\u6f22", rb"\udc80"]
 
 
 class Broken(io.StringIO):
@@ -374,11 +395,14 @@ def test_a_closed_stream_does_not_fail_a_run(stream: io.StringIO) -> None:
         progress(event)
 
 
-def test_without_standard_error_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_standard_error_nothing_is_written(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "stderr", None)
     progress = Progress()
     for event in STORY:
         progress(event)
+    assert capfd.readouterr() == ("", "")
     monkeypatch.setattr(sys, "stderr", object())
     Progress()
 

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -190,3 +191,15 @@ def test_no_module_outgrows_its_concept(path: Path) -> None:
 )
 def test_public_modules_are_attributes(module: str) -> None:
     assert "True" in _fresh(f"import asyncrlm; print(callable(asyncrlm.{module}))")
+
+
+def test_the_testing_extra_is_all_that_its_modules_need() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
+    extra, core = project["optional-dependencies"]["testing"], project["dependencies"]
+    brought = {re.split(r"[\[>=<~ ]", requirement)[0] for requirement in (*extra, *core)}
+    assert {*asyncrlm.testing.EnvironmentConformance.backends, "pytest"} - {"asyncio"} <= brought
+    for path in (PACKAGE / "testing").rglob("*.py"):
+        tree = ast.parse(path.read_text("utf-8"))
+        absolute = [node for node in tree.body if isinstance(node, ast.Import)]
+        names = {alias.name.partition(".")[0] for node in absolute for alias in node.names}
+        assert names - set(sys.stdlib_module_names) <= brought, path

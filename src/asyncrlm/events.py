@@ -187,7 +187,7 @@ class ToolCalled(Event, frozen=True, kw_only=True):
     """Class and text of what the cell was raised: "PermissionError" if refused, "TimeoutError" if it took too long,
     "cancelled" if its cell ended first."""
     result_bytes: int = 0
-    """Of the reply to the worker."""
+    """Of what it returned, as JSON; 0 if it raised."""
     seconds: float = 0.0
 
 
@@ -203,7 +203,7 @@ class RequestWaiting(Event, frozen=True, kw_only=True):
 
 
 class UsageSettled(Event, frozen=True, kw_only=True):
-    """One request was paid for. Every sum of usage is a fold over these."""
+    """One request of the tree was paid for, told of as its root's. Every sum of usage is a fold over these."""
 
     model: str
     input_tokens: int = 0
@@ -224,7 +224,7 @@ class LimitReached(Event, frozen=True, kw_only=True):
 
 
 class ListenerFailed(Event, frozen=True, kw_only=True):
-    """A callback or listener raised. The run goes on."""
+    """A callback of a run raised, or a listener of the tree, which is told of as its root's. The run goes on."""
 
     listener: str
     error: str

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import anyio
 import msgspec
 
+from ..caught import described
 from ..errors import ConfigurationError, LimitError, RLMError
 from ..events import Listener
 from ..observe.log import get_logger
@@ -88,7 +89,7 @@ class Call:
                 try:
                     await log.aclose()
                 except Exception as error:  # noqa: BLE001 - it must not take the place of what the block came to
-                    get_logger().warning("log not closed", error=f"{type(error).__name__}: {error}")
+                    get_logger().warning("log not closed", error=described(error))
                 tasks.cancel_scope.cancel()
 
     def begin(self, run: Reached, watching: Watching) -> None:

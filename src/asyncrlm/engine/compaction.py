@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from typing import Any, Protocol
 
+from ..caught import described, is_own
 from ..clipping import clip
-from ..errors import LMError
+from ..errors import LMError, RLMError
 from ..lm.base import LMReply, LMRequest, Message, text_size
 from ..repl.session import Session
 from . import prompts as words
@@ -104,13 +105,28 @@ class Compaction:
             return (await self._run.ask_aside(request)).text
 
         try:
-            return await self._compactor(_plain(messages), ask)
+            return await self._made(_plain(messages), ask)
         except LMError as error:
             if error.kind != "too_long":
                 raise
         most = max(_LEAST_PART, self._window * _BYTES_PER_TOKEN // 2 // len(messages))
         shorter = [Message(each.role, clip(each.content, most, self._prompts.left_out)) for each in messages[2:]]
-        return await self._compactor(_plain((*messages[:2], *shorter)), ask)
+        return await self._made(_plain((*messages[:2], *shorter)), ask)
+
+    async def _made(self, messages: list[dict[str, str]], ask: Ask) -> str:
+        """What the compactor, which may be the caller's, makes of them."""
+        try:
+            summary: Any = await self._compactor(messages, ask)
+        except RLMError:
+            raise
+        except BaseException as error:
+            if not is_own(error):
+                raise
+            raise LMError(f"the function given as compaction raised {described(error)}", kind="other") from error
+        if not isinstance(summary, str):
+            kind = type(summary).__name__
+            raise LMError(f"the function given as compaction returned {kind}, not a str", kind="other")
+        return summary
 
 
 def _plain(messages: tuple[Message, ...]) -> list[dict[str, str]]:

@@ -234,10 +234,19 @@ def problem_message(prompts: Prompts, parsed: ParsedReply, ending: str) -> str |
         parsed: What it asks to run.
         ending: As of `LMReply`.
     """
-    cut_off = {"cut": prompts.cut_off, "refused": prompts.refused, "broken": prompts.broken}.get(ending)
+    cut_off = _broken_off(prompts, ending)
     template = None if parsed.problem is None else getattr(prompts, parsed.problem)
     said = template and fill(template, label=parsed.label, submit=prompts.submit_hint)
     return f"{cut_off} {said}" if cut_off and said else cut_off or said
+
+
+def empty_message(prompts: Prompts, ending: str) -> str:
+    """What is said to a reply without text, which ended as `ending` says: all of it may have been thoughts."""
+    return " ".join(filter(None, (_broken_off(prompts, ending), prompts.empty_reply)))
+
+
+def _broken_off(prompts: Prompts, ending: str) -> str | None:
+    return {"cut": prompts.cut_off, "refused": prompts.refused, "broken": prompts.broken}.get(ending)
 
 
 def sign(prompts: Prompts, ending: str) -> str:

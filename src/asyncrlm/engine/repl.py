@@ -15,6 +15,7 @@ from typing import Any, Literal, Never, Self
 
 import anyio
 
+from ..caught import described
 from ..environments import Environment
 from ..errors import ConfigurationError, LMError
 from ..ledger import Ledger
@@ -228,8 +229,7 @@ class Repl:
             SandboxLost: if no worker can be had.
             ProtocolError: if the worker was tampered with.
             LMError: of kind "replay_miss", if it asked what was not recorded.
-            ConfigurationError: if the Repl is not open.
-            RuntimeError: if another cell is under way.
+            ConfigurationError: if the Repl is not open, or another cell is under way.
         """
         session = self._opened()
         return await behind_door(lambda: self._execute(session, code))
@@ -279,7 +279,7 @@ def _log_failure(hook: Any, error: BaseException) -> None:
     get_logger().warning(
         "asyncrlm: your callback raised, the cell is refused",
         callback=repr(hook),
-        error=f"{type(error).__name__}: {error}",
+        error=described(error),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
+from ..caught import described
 from ..errors import ErrorThresholdExceededError, LimitError, LMError
 from ..lm.base import LMReply
 from ..lm.clients import ClientSpec
@@ -82,7 +83,7 @@ class Run:
         self._approval = None
         if hook is not None:
             self._approval = Approval(hook, run_id=self.run_id, depth=depth, on_failure=self._telling.listener_failed)
-        self._turns = Turns(tree, root, self._telling, run_id=self.run_id, path=path, approval=self._approval)
+        self._turns = Turns(tree, root, self._telling, path=path, approval=self._approval)
         self._history = self._turns.history
         self._answers = Answers(shape, self._configuration.prompts, tree.checks)
         self._closing = Closing(tree, self._turns, self._answers, depth=depth, root_prompt=root_prompt)
@@ -149,7 +150,7 @@ class Run:
             return result
         except Exception as raised:
             error = innermost(raised)
-            outcome = {"stop_reason": "error", "error": f"{type(error).__name__}: {error}"}
+            outcome = {"stop_reason": "error", "error": described(error)}
             raise
         except anyio.get_cancelled_exc_class():
             if anyio.current_time() >= self.tree.deadline:
@@ -202,7 +203,7 @@ class Run:
         tree, conversation = self.tree, self._conversation
         await self._join_servers()
         self._open_history(context)
-        services = RunServices(tree, self.depth, self.run_id, self.path, stamp=self.stamp, start_child=self.run_child)
+        services = RunServices(tree, self.depth, self.path, stamp=self.stamp, start_child=self.run_child)
         settings: dict[str, Any] = {
             "tools": self._tools,
             "desk": ToolDesk(
@@ -307,7 +308,7 @@ class Run:
     async def _one_turn(self, session: Session) -> None:
         tree, callbacks = self.tree, self._configuration.callbacks
         turn = self._turns.begin()
-        await tree.callback(callbacks.on_iteration_start, self.depth, turn)
+        await tree.callback(callbacks.on_iteration_start, self.depth, turn, stamp=self.stamp)
         reply = await self._reply(session, turn)
         if reply.text.strip():
             self._empty_replies = 0
@@ -316,7 +317,7 @@ class Run:
         else:
             self._reply_was_empty(reply)
         seconds = self._turns.end()
-        await tree.callback(callbacks.on_iteration_complete, self.depth, turn, seconds)
+        await tree.callback(callbacks.on_iteration_complete, self.depth, turn, seconds, stamp=self.stamp)
 
     async def _reply(self, session: Session, turn: int) -> LMReply:
         """The reply of a turn, the history compacted first where it must be."""
@@ -346,7 +347,7 @@ class Run:
                 kind="empty",
             )
         self._history.assistant(reply.text)
-        self._history.user(self._configuration.prompts.empty_reply)
+        self._history.user(words.empty_message(self._configuration.prompts, reply.ending))
 
     async def _run_cells(self, session: Session, reply: LMReply) -> None:
         """Run the cells of one reply and tell the model what came of them, or keep its answer."""

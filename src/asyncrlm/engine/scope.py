@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import anyio
 from anyio.lowlevel import EventLoopToken, current_token
 
+from ..caught import described
 from ..errors import ConfigurationError
 from ..observe.log import get_logger
 from ..repl.resources import ResourceScope
@@ -40,7 +41,7 @@ class EngineScope:
             try:
                 await self.release()
             except Exception as error:  # noqa: BLE001 - it must not take the place of what the block came to
-                get_logger().warning("closing failed", error=f"{type(error).__name__}: {error}")
+                get_logger().warning("closing failed", error=described(error))
 
     async def acquire(self, *, long_lived: bool = False) -> ResourceScope:
         """Begin a lease; `release` ends it."""

@@ -18,7 +18,7 @@ from ..repl.raised import innermost
 from ..repl.session import SubCall
 from .asking import Asking
 from .shapes import Shape
-from .tree import Tree
+from .tree import Stamp, Tree
 
 PREVIEW = 80
 """Characters of a prompt that callbacks and events of a starting sub-call show, as in the reference."""
@@ -31,15 +31,13 @@ class RunServices:
         self,
         tree: Tree,
         depth: int,
-        run_id: str,
         path: str,
         *,
-        stamp: Callable[[], dict[str, Any]],
+        stamp: Stamp,
         start_child: Callable[[str | list[dict[str, Any]], ClientSpec, str, str, Shape | None], Awaitable[str]],
     ) -> None:
         self._tree = tree
         self._depth = depth
-        self._run_id = run_id
         self._path = path
         self._stamp = stamp
         self._start_child = start_child
@@ -71,7 +69,7 @@ class RunServices:
             record.reply = await self._tree.ask(
                 spec,
                 request,
-                run_id=self._run_id,
+                stamp=self._stamp,
                 place=f"{self._path}{call.id}{which}",
                 seconds=self._tree.limits.subcall_timeout,
             )
@@ -115,7 +113,7 @@ class RunServices:
         record = _Record()
         response, failure, cut_off = "", None, True
         try:
-            await tree.callback(callbacks.on_subcall_start, self._depth + 1, model, text[:PREVIEW])
+            await tree.callback(callbacks.on_subcall_start, self._depth + 1, model, text[:PREVIEW], stamp=self._stamp)
             if isinstance(spec, LMError):
                 raise spec
             response = await serve(call, spec, record)
@@ -153,7 +151,9 @@ class RunServices:
                     )
                 )
             if not cut_off:
-                await tree.callback(callbacks.on_subcall_complete, self._depth + 1, model, seconds, problem)
+                await tree.callback(
+                    callbacks.on_subcall_complete, self._depth + 1, model, seconds, problem, stamp=self._stamp
+                )
 
 
 class _Record(Struct):

@@ -12,9 +12,10 @@ from typing import Any, NoReturn, cast, get_args
 import msgspec
 from msgspec import Struct
 
+from ..caught import described
 from ..clipping import clip
 from ..errors import ConfigurationError
-from .fitting import Steps, are_unique
+from .fitting import Steps, TooManySteps, are_unique
 
 MOST_PROBLEMS = 5
 """Problems of one answer that its model is told of."""
@@ -96,14 +97,22 @@ class Shape(Struct, frozen=True):
             steps.spend(1)
             if _not_json(candidate) is None:
                 try:
-                    return Fit(candidate, self.check(candidate, steps))
+                    return Fit(candidate, self._checked(candidate, steps))
                 except Misfit as misfit:
                     problem = problem or misfit
         try:
             whole = json.dumps(text)
-            return Fit(json.dumps(text, ensure_ascii=False), self.check(whole, steps))
+            return Fit(json.dumps(text, ensure_ascii=False), self._checked(whole, steps))
         except Misfit:
             raise problem or Misfit(f"it is not JSON: {_not_json(text)}") from None
+
+    def _checked(self, text: str, steps: Steps) -> Any:
+        try:
+            return self.check(text, steps)
+        except (Misfit, TooManySteps):
+            raise
+        except BaseException as error:  # in a thread: of the caller's own class, whose code found something wrong
+            raise Misfit(clip(described(error), PROBLEM_LENGTH)) from error
 
 
 def _fenced(text: str) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from ..events import (
@@ -24,15 +23,15 @@ from ..repl.arguments import brief
 from ..repl.context import ContextInfo
 from ..repl.sandbox import Report
 from ..repl.session import CellOutcome, ToolRecord
-from .tree import Tree
+from .tree import Stamp, Tree
 
 
 class Telling:
     """The events of one run, each by the method of its name."""
 
-    def __init__(self, tree: Tree, stamp: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, tree: Tree, stamp: Stamp) -> None:
         self._tree = tree
-        self._stamp = stamp
+        self.stamp = stamp
         self._environment = tree.configuration.environment.name
 
     def run_started(
@@ -43,7 +42,7 @@ class Telling:
             return
         tree.emit(
             RunStarted(
-                **self._stamp(),
+                **self.stamp(),
                 root_model=model,
                 sub_models=list(tree.router.names[1:]),
                 environment=self._environment,
@@ -59,11 +58,11 @@ class Telling:
 
     def context_came(self, name: str, received: int, total: int | None) -> None:
         if self._tree.watched:
-            self._tree.emit(ContextProgress(**self._stamp(), name=name, received=received, total=total))
+            self._tree.emit(ContextProgress(**self.stamp(), name=name, received=received, total=total))
 
     def context_went(self, name: str, sent: int, total: int | None) -> None:
         if self._tree.watched:
-            self._tree.emit(ContextProgress(**self._stamp(), name=name, received=sent, total=total, to="sandbox"))
+            self._tree.emit(ContextProgress(**self.stamp(), name=name, received=sent, total=total, to="sandbox"))
 
     def run_finished(
         self, *, seconds: float, stop_reason: str, response: str | None = None, error: str | None = None
@@ -73,7 +72,7 @@ class Telling:
             return
         tree.emit(
             RunFinished(
-                **self._stamp(),
+                **self.stamp(),
                 stop_reason=stop_reason,
                 response=response,
                 error=error,
@@ -85,16 +84,16 @@ class Telling:
     def turn_started(self, turn: int) -> None:
         if self._tree.watched:
             most = self._tree.limits.max_iterations
-            self._tree.emit(TurnStarted(**self._stamp(), turn=turn, max_turns=most))
+            self._tree.emit(TurnStarted(**self.stamp(), turn=turn, max_turns=most))
 
     def turn_finished(self, turn: int, seconds: float) -> None:
         if self._tree.watched:
-            self._tree.emit(TurnFinished(**self._stamp(), turn=turn, seconds=seconds))
+            self._tree.emit(TurnFinished(**self.stamp(), turn=turn, seconds=seconds))
 
     def model_replied(self, turn: int, model: str, news: list[dict[str, str]], reply: LMReply, seconds: float) -> None:
         self._tree.emit(
             ModelReplied(
-                **self._stamp(),
+                **self.stamp(),
                 turn=turn,
                 model=model,
                 prompt=news,
@@ -116,7 +115,7 @@ class Telling:
             return
         self._tree.emit(
             HistoryCompacted(
-                **self._stamp(),
+                **self.stamp(),
                 turn=turn,
                 tokens_before=before,
                 tokens_after=after,
@@ -127,17 +126,17 @@ class Telling:
 
     def cell_started(self, turn: int, cell: int, code: str) -> None:
         if self._tree.watched:
-            self._tree.emit(CellStarted(**self._stamp(), turn=turn, cell=cell, code=code))
+            self._tree.emit(CellStarted(**self.stamp(), turn=turn, cell=cell, code=code))
 
     def cell_finished(self, turn: int, cell: int, outcome: CellOutcome, error: str | None) -> None:
         tree = self._tree
         if not tree.watched:
             return
         if outcome.lost_before is not None:
-            tree.emit(SandboxDied(**self._stamp(), reason=outcome.lost_before))
+            tree.emit(SandboxDied(**self.stamp(), reason=outcome.lost_before))
         tree.emit(
             CellFinished(
-                **self._stamp(),
+                **self.stamp(),
                 turn=turn,
                 cell=cell,
                 stdout=outcome.stdout,
@@ -150,25 +149,25 @@ class Telling:
             )
         )
         if outcome.lost is not None:
-            tree.emit(SandboxDied(**self._stamp(), reason=outcome.lost))
+            tree.emit(SandboxDied(**self.stamp(), reason=outcome.lost))
 
     def sandbox_opened(self, report: Report, seconds: float) -> None:
         if self._tree.watched:
             self._tree.emit(
                 SandboxOpened(
-                    **self._stamp(), environment=report.environment, in_force=report.isolation, seconds=seconds
+                    **self.stamp(), environment=report.environment, in_force=report.isolation, seconds=seconds
                 )
             )
 
     def listener_failed(self, listener: Any, error: BaseException) -> None:
-        self._tree.emit(self._tree.listener_failed(listener, error))
+        self._tree.callback_failed(listener, error, self.stamp)
 
     def tool_called(self, record: ToolRecord) -> None:
         if self._tree.watched:
             args, kwargs = brief(record.args, record.kwargs)
             self._tree.emit(
                 ToolCalled(
-                    **self._stamp(),
+                    **self.stamp(),
                     name=record.name,
                     args=args,
                     kwargs=kwargs,

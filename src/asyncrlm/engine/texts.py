@@ -283,7 +283,7 @@ This is completion {number} of a conversation. `context` is new, and is also `co
     )
 
     empty_reply: str = "Your last reply was empty. Write a ```repl block, or submit your answer."
-    """Said when a reply had no text at all."""
+    """Said when a reply had no text at all; after one of the next three, if it was not all there."""
     no_reply: str = "(no reply)"
     """Stands for that reply, since some servers refuse an empty one."""
 
@@ -294,10 +294,10 @@ This is completion {number} of a conversation. `context` is new, and is also `co
     """Said when a reply ended at its length limit."""
 
     refused: str = "Your last reply was broken off before its end by the provider's filter."
-    """Said when a reply with some text ended in a refusal."""
+    """Said when a reply ended in a refusal."""
 
     broken: str = "Your last reply was broken off before its end by a failure of the server: write it again."
-    """Said when a reply with some text ended in a failure."""
+    """Said when a reply ended in a failure."""
 
     sign_cut: str = "\n[cut off here: the reply reached its length limit]"
     """At the end of a sub-call's reply that is not all there, as the two that follow."""

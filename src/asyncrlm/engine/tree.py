@@ -6,11 +6,12 @@ import inspect
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import anyio
+import msgspec
 
-from ..caught import is_own
+from ..caught import described, is_own
 from ..errors import LimitError, LMError, TimeoutExceededError
 from ..events import Event, LimitReached, ListenerFailed, RequestWaiting, UsageSettled
 from ..ledger import Ledger, Need, Settlement
@@ -23,6 +24,9 @@ from ..repl.resources import ResourceScope
 from .call import Call, Watching
 from .checks import Checks
 from .door import ModelDoor
+
+Stamp: TypeAlias = Callable[[], dict[str, Any]]
+"""The fields that every event of one run has, as of now."""
 
 
 class Tree:
@@ -93,14 +97,15 @@ class Tree:
             get_logger().warning(
                 "asyncrlm: your callback raised, the run goes on",
                 callback=name,
-                error=f"{type(error).__name__}: {error}",
+                error=described(error),
             )
-        return ListenerFailed(
-            run_id=self.run_id, time=time.time(), listener=name, error=f"{type(error).__name__}: {error}"
-        )
+        return ListenerFailed(run_id=self.run_id, time=time.time(), listener=name, error=described(error))
 
-    async def callback(self, function: Callable[..., Any] | None, *arguments: Any) -> None:
-        """Call a callback of the user's; what it raises is an event, not a failed run."""
+    def callback_failed(self, function: Any, error: BaseException, stamp: Stamp) -> None:
+        self.emit(msgspec.structs.replace(self.listener_failed(function, error), **stamp()))
+
+    async def callback(self, function: Callable[..., Any] | None, *arguments: Any, stamp: Stamp) -> None:
+        """Call a callback of the user's; what it raises is an event of the run it was called for, not a failed run."""
         if function is None:
             return
         try:
@@ -110,7 +115,7 @@ class Tree:
         except BaseException as error:
             if not is_own(error):
                 raise
-            self.emit(self.listener_failed(function, error))
+            self.callback_failed(function, error, stamp)
 
     def _settled(self, settlement: Settlement) -> None:
         if self.watched:
@@ -163,7 +168,7 @@ class Tree:
         spec: ClientSpec,
         request: LMRequest,
         *,
-        run_id: str,
+        stamp: Stamp,
         closing: bool = False,
         place: str = "",
         seconds: float | None = None,
@@ -182,8 +187,7 @@ class Tree:
             if self.watched:
                 self.emit(
                     RequestWaiting(
-                        run_id=run_id,
-                        time=time.time(),
+                        **stamp(),
                         model=spec.model,
                         attempt=attempt,
                         delay=delay,

@@ -36,7 +36,6 @@ class Turns:
         root: ClientSpec,
         telling: Telling,
         *,
-        run_id: str,
         path: str,
         approval: Approval | None = None,
     ) -> None:
@@ -56,7 +55,6 @@ class Turns:
         self._hear_out = False
         self._tree = tree
         self._telling = telling
-        self._run_id = run_id
         self._path = path
         self._approval = approval
         self._cells = 0
@@ -120,7 +118,7 @@ class Turns:
         tree = self._tree
         began = time.perf_counter()
         place = f"{self._path}{self.number}t"
-        reply = await tree.ask(self.root, request, run_id=self._run_id, closing=closing, place=place)
+        reply = await tree.ask(self.root, request, stamp=self._telling.stamp, closing=closing, place=place)
         if reply.text.strip():
             self.last_text = reply.text
         self.cut_off = _broken_off(reply)
@@ -141,7 +139,7 @@ class Turns:
         self._asides += 1
         request = msgspec.structs.replace(request, sampling_args=self._tree.sampling_args)
         place = f"{self._path}{self.number}t{self._asides}"
-        return await self._tree.ask(self.root, request, run_id=self._run_id, place=place)
+        return await self._tree.ask(self.root, request, stamp=self._telling.stamp, place=place)
 
     def compacted(self, before: int, after: int, summary: str, seconds: float) -> None:
         """A summary stands in the place of the history."""

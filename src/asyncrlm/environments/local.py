@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .local_order import Facts
 
 _LOWEST_PID_MAX = 301
+"""What Linux takes for a namespace's at least."""
 
 
 class LocalEnvironment(Environment, frozen=True, kw_only=True):
@@ -145,7 +146,7 @@ class LocalEnvironment(Environment, frozen=True, kw_only=True):
             if facts.userns:
                 limits["NPROC"] = self.max_processes + 1  # the warden is one of them
             elif facts.pid_max:
-                pid_max = max(_LOWEST_PID_MAX, self.max_processes + 2)
+                pid_max = _pid_max(self.max_processes)
         own_folder = self.workdir is None
         return Request(
             confine=confine,
@@ -173,7 +174,7 @@ class LocalEnvironment(Environment, frozen=True, kw_only=True):
             if facts.userns:
                 forks = "RLIMIT_NPROC in a user namespace"
             elif facts.pid_max:
-                forks = "pid_max of the pid namespace"
+                forks = f"pid_max {_pid_max(self.max_processes)} of the pid namespace"
         sized = read_only and self.workdir is None and self.max_file_size is not None
         return {
             "read_outside": landlock,
@@ -187,6 +188,10 @@ class LocalEnvironment(Environment, frozen=True, kw_only=True):
             "disk": "sized tmpfs" if sized else None,
             "outliving": outliving,
         }
+
+
+def _pid_max(processes: int) -> int:
+    return max(_LOWEST_PID_MAX, processes + 2)  # the warden, and one that is never given out
 
 
 def _both(first: str | None, second: str | None) -> str | None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
+from numbers import Real
 from typing import Any, ClassVar, Literal
 
 from msgspec import Struct, field
 
+from ..caught import described, is_own
+from ..errors import ConfigurationError, LMError
 from ..types import RateHints
 
 WHOLE = frozenset({"stop", "tool_calls", "tool_use", "function_call"})
@@ -168,3 +171,39 @@ class LMClient(ABC):
 
     async def aclose(self) -> None:
         """Release connections. Closing twice is fine."""
+
+
+async def one_reply(client: LMClient, request: LMRequest) -> LMReply:
+    """What a client, which may be the caller's own, makes of a request.
+
+    Raises:
+        LMError: if it fails, whatever it raises, or if what it returns is no reply.
+        ConfigurationError: if it is used wrongly, as it says itself.
+    """
+    try:
+        reply: Any = await client.acomplete(request)
+    except (LMError, ConfigurationError):
+        raise
+    except BaseException as error:
+        if not is_own(error):
+            raise
+        raise LMError(f"{client.model} raised {described(error)}", kind="other", charged=True) from error
+    if (problem := _problem(reply)) is not None:
+        raise LMError(f"{client.model} returned {problem}", kind="bad_reply", charged=True)
+    return reply
+
+
+def _problem(reply: Any) -> str | None:
+    """Why what a client returned is no reply; None if it is one. The constructor of replies checks no types."""
+    if not isinstance(reply, LMReply):
+        return f"{type(reply).__name__}, not an LMReply"
+    usage: Any = reply.usage
+    fields: dict[str, Any] = {"text": reply.text, "usage": usage}
+    fields |= {name: getattr(reply, name) or "" for name in ("reasoning", "finish_reason", "model")}
+    if isinstance(usage, LMUsage):
+        fields |= {f"usage.{name}": getattr(usage, name) or 0 for name in usage.__struct_fields__}
+    for name, value in fields.items():
+        wanted = LMUsage if name == "usage" else Real if name.startswith("usage") else str
+        if not isinstance(value, wanted):
+            return f"an LMReply whose {name} is {type(value).__name__}, not {wanted.__name__}"
+    return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..caught import is_own
+from ..caught import described, is_own
 from ..errors import ConfigurationError, LMError
 from .base import LMClient, LMReply, LMRequest
 
@@ -49,7 +49,7 @@ class CallableClient(LMClient):
         except BaseException as error:
             if not is_own(error):
                 raise
-            raise LMError(f"{self.model} raised {type(error).__name__}: {error}", kind="other") from error
+            raise LMError(f"{self.model} raised {described(error)}", kind="other") from error
         if isinstance(reply, str):
             return LMReply(text=reply)
         if isinstance(reply, LMReply):

@@ -15,6 +15,7 @@ import msgspec
 from anyio import CancelScope, CapacityLimiter
 
 from .._version import __version__
+from ..caught import said
 from ..errors import ConfigurationError
 from ..events import FORMAT_VERSION, Event
 from .log import get_logger
@@ -96,7 +97,7 @@ class TreeLog:
         # Its own limiter: one write at a time, in order, and never queued behind other users of worker threads.
         self._limiter = CapacityLimiter(1)
         self._closed = path is None
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
 
     def __call__(self, event: Event) -> None:
         """Take `event`; it is written soon, by `run` or `aclose`.
@@ -126,7 +127,7 @@ class TreeLog:
             await anyio.to_thread.run_sync(self._finish, limiter=self._limiter)
         self._more.set()
         if self._error is not None:
-            get_logger().warning("log not written", path=str(self.path), error=str(self._error))
+            get_logger().warning("log not written", path=str(self.path), error=said(self._error))
 
     # ---- in a worker thread ------------------------------------------------------------------------------------------
 
@@ -148,7 +149,7 @@ class TreeLog:
             if self._fd is None:
                 self._fd = _open(self.path, self._root_run_id)
             _append(self._fd, lines)
-        except Exception as error:  # noqa: BLE001 - a log must not end a run: reported by the next call, or `aclose`
+        except BaseException as error:  # noqa: BLE001 - a log must not end a run: reported by the next call, or `aclose`
             self._error = error
             self._closed = True
 

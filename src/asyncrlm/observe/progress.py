@@ -29,12 +29,10 @@ from ..events import (
     TurnStarted,
 )
 from .lines import Lines
-from .text import counted, one_line, printable
+from .text import counted, isolation, last_line, one_line, printable, used
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from ..types import UsageSummary
 
 INTERVAL: Final = 0.2
 """Seconds between two lines about the same thing in progress, at least."""
@@ -47,6 +45,9 @@ TICK: Final = 1.0
 
 MAX_LINES: Final = 12
 """Lines shown of one cell's code, or of what it printed."""
+
+TOOL_LINES: Final = 5
+"""Calls of tools in one cell that have a line each; those that follow are counted."""
 
 _WIDTH: Final = 120
 _LONG: Final = 1_000
@@ -202,7 +203,7 @@ class Progress:
 
     def _sandbox_opened(self, event: SandboxOpened) -> None:
         text = f"  environment: {event.environment}, ready in {event.seconds * 1000:.0f} ms"
-        self._say(event, f"{text}; {_isolation(event.in_force, brief=self._brief)}", "dim")
+        self._say(event, f"{text}; {isolation(event.in_force, brief=self._brief)}", "dim")
 
     def _sandbox_died(self, event: SandboxDied) -> None:
         self._say(event, f"  worker lost: {event.reason}", "bad")
@@ -244,9 +245,11 @@ class Progress:
         run = self._of(event)
         run.turn_calls += event.subcalls
         run.turn_failed += event.failed_subcalls
+        if run.tools_unsaid:
+            self._tools_line(event, run)
         if self._brief:
             if event.error is not None:
-                self._say(event, f"    cell {event.cell} failed: {_last_line(event.error)}", "bad")
+                self._say(event, f"    cell {event.cell} failed: {last_line(event.error)}", "bad")
             return
         if run.unsaid:
             self._subcalls_line(event, run)
@@ -254,7 +257,7 @@ class Progress:
             self._quote(event, event.stdout, ">")
         if event.stderr.strip():
             self._quote(event, event.stderr, "!", "warn")
-        outcome = "done" if event.error is None else f"failed: {_last_line(event.error)}"
+        outcome = "done" if event.error is None else f"failed: {last_line(event.error)}"
         calls = ""
         if event.subcalls:
             failed = f", {event.failed_subcalls:,} failed" if event.failed_subcalls else ""
@@ -294,10 +297,25 @@ class Progress:
         self._say(event, f"    sub-calls {run.finished:,}/{run.started:,}, {flight:,} in flight{failed}")
 
     def _tool_called(self, event: ToolCalled) -> None:
+        run, now = self._of(event), self._clock()
+        run.tools += 1
+        run.tools_failed += event.error is not None
+        if run.tools > TOOL_LINES:
+            run.tools_unsaid = True
+            if now - run.tools_said_at >= self._interval:
+                run.tools_said_at = now
+                self._tools_line(event, run)
+            return
+        run.tools_said_at = now
         outcome = (
             f"raised {event.error}" if event.error is not None else f"returned {counted(event.result_bytes, 'byte')}"
         )
         self._say(event, f"    tool {event.name} {outcome} ({event.seconds:.2f} s)")
+
+    def _tools_line(self, event: Event, run: _Run) -> None:
+        run.tools_unsaid = False
+        failed = f", {run.tools_failed:,} raised" if run.tools_failed else ""
+        self._say(event, f"    {counted(run.tools, 'call')} of tools{failed}")
 
     def _request_waiting(self, event: RequestWaiting) -> None:
         run = self._of(event)
@@ -319,7 +337,7 @@ class Progress:
         run = self._runs.pop(event.run_id, _Run())
         totals = f"{counted(run.turns, 'turn')}, {event.seconds:.2f} s"
         if event.parent_id is None:
-            totals += _totals(event.usage_summary)
+            totals += used(event.usage_summary)
         if event.parent_id is None:
             self._doing = None
         if event.error is not None and (self._reasons or event.parent_id is not None):
@@ -342,6 +360,11 @@ class _Run:
     finished: int = 0
     failed: int = 0
     unsaid: bool = False
+    tools: int = 0
+    """Called by this cell, as the next three."""
+    tools_failed: int = 0
+    tools_unsaid: bool = False
+    tools_said_at: float = 0.0
     said_at: float | None = None
     context_told: float = float("-inf")
     said_started: bool = False
@@ -357,7 +380,8 @@ class _Run:
     def begin_cell(self) -> None:
         self.cells += 1
         self.started -= self.finished
-        self.finished = self.failed = 0
+        self.finished = self.failed = self.tools = self.tools_failed = 0
+        self.tools_unsaid = False
         self.said_at = None
 
 
@@ -368,25 +392,3 @@ class _Doing:
     run: _Run
     what: str
     since: float
-
-
-def _isolation(in_force: dict[str, Any], *, brief: bool) -> str:
-    held = [name for name, holder in in_force.items() if holder]
-    open_ = [name for name, holder in in_force.items() if not holder]
-    if not held:
-        return "no isolation"
-    if brief and not open_:
-        return f"isolation: all {len(held)} rows hold"
-    return f"isolation: {', '.join(held)}" + (f"; not in force: {', '.join(open_)}" if open_ else "")
-
-
-def _last_line(text: str) -> str:
-    return printable(text).rstrip().rpartition("\n")[2]
-
-
-def _totals(usage: UsageSummary) -> str:
-    text = f", {counted(usage.total_calls, 'request')}"
-    text += f", {usage.total_input_tokens:,} + {usage.total_output_tokens:,} tokens"
-    if usage.total_cost is not None:
-        text += f", ${usage.total_cost:.4f}" if usage.total_cost else ", $0"
-    return text + ("" if usage.complete else " (partly estimated)")

@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
+from ..caught import is_ctrl_c
 from ..clipping import clip
+
+if TYPE_CHECKING:
+    from ..types import UsageSummary
 
 # CSI sequences; strings that a terminal takes as commands (OSC, DCS, SOS, PM, APC) up to their end; other escapes.
 _ESCAPES: Final = re.compile(
@@ -52,6 +56,31 @@ def one_line(text: str, limit: int) -> str:
 def counted(number: int, noun: str) -> str:
     """Such as "1 line" and "2,000 lines"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def isolation(in_force: Mapping[str, Any], *, brief: bool) -> str:
+    """What isolation is in force where cells run, and what not."""
+    held = [name for name, holder in in_force.items() if holder]
+    open_ = [name for name, holder in in_force.items() if not holder]
+    if not held:
+        return "no isolation"
+    if brief and not open_:
+        return f"isolation: all {len(held)} rows hold"
+    return f"isolation: {', '.join(held)}" + (f"; not in force: {', '.join(open_)}" if open_ else "")
+
+
+def last_line(text: str) -> str:
+    """Of a traceback the error."""
+    return printable(text).rstrip().rpartition("\n")[2]
+
+
+def used(usage: UsageSummary) -> str:
+    """What a tree of runs has used, to go on with behind other figures."""
+    text = f", {counted(usage.total_calls, 'request')}"
+    text += f", {usage.total_input_tokens:,} + {usage.total_output_tokens:,} tokens"
+    if usage.total_cost is not None:
+        text += f", ${usage.total_cost:.4f}" if usage.total_cost else ", $0"
+    return text + ("" if usage.complete else " (partly estimated)")
 
 
 def redact(text: str) -> str:
@@ -127,5 +156,7 @@ class _Plain:
 def _str(value: Any) -> str:
     try:
         return str(value)
-    except Exception as error:  # noqa: BLE001 - an object that can't say what it is must not cost the log
+    except BaseException as error:  # an object that can't say what it is must not cost the log
+        if is_ctrl_c(error):
+            raise
         return f"<{type(value).__name__}, whose str raised {type(error).__name__}>"

@@ -14,12 +14,13 @@ import anyio.lowlevel
 import anyio.to_thread
 from msgspec import Struct, field
 
+from ..caught import said
 from ..errors import LimitError, LMError, ProtocolError, RLMError
 from .channel import Channel
 from .clock import CellClock
-from .framing import LARGE
+from .framing import LARGE, encode_frame
 from .messages import Call, Cancel, Reply
-from .raised import innermost, said
+from .raised import innermost
 from .room import Room
 from .shelf import PASSED
 from .tool_desk import ToolDesk, ToolFailure
@@ -80,7 +81,7 @@ class ToolRecord(Struct, frozen=True):
     error: str | None
     """Class and text of the exception, if it raised."""
     result_bytes: int
-    """Bytes of the reply to the worker."""
+    """Of what it returned, as JSON; 0 if it raised."""
     seconds: float
     args: list[Any] = field(default_factory=list[Any])
     """In the codec's form, as is `kwargs`."""
@@ -299,7 +300,7 @@ class Broker:
                 value = await self._desk.call(*asked, aside=aside, threads=self._threads)
                 return await self._encoded(Reply(id=call.id, value=value))
         except ToolFailure as failure:
-            return Reply(id=call.id, error=str(failure), kind=failure.kind, raises=True)
+            return Reply(id=call.id, error=str(failure), kind=failure.kind, args=failure.made_with, raises=True)
 
     def _tool_served(self, call: Call, reply: Reply, size: int, seconds: float) -> None:
         name = call.name or ""
@@ -307,7 +308,8 @@ class Broker:
             self._room.learn(name, size)
         if self._on_tool is not None:
             error = None if reply.error is None else f"{reply.kind}: {reply.error}"
-            self._on_tool(ToolRecord(name, error, size, seconds, call.args or [], call.kwargs or {}))
+            result = 0 if error is not None else max(0, size - len(encode_frame(Reply(id=reply.id, value=""))) + 2)
+            self._on_tool(ToolRecord(name, error, result, seconds, call.args or [], call.kwargs or {}))
 
     # ---- files -------------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Models for tests, yours and ours: `ScriptedLM` inside the process, and fake servers, real ones on loopback.
 
-`EnvironmentConformance` has the checks that an environment of your own should pass. The servers need the `testing`
-extra: `pip install "asyncrlm[testing]"`.
+`EnvironmentConformance` has the checks that an environment of your own should pass. It and the servers need the
+`testing` extra: `pip install "asyncrlm[testing]"`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import msgspec
 
 from ...errors import LMError
 from ...money import likely_tokens
-from ..base import text_size
+from ..base import one_reply, text_size
 from .fallback import OWN_FAULT, Member, all_failed, next_of, priced, resting
 from .retrying import OnWait, may_pass, retried
 
@@ -283,7 +283,7 @@ class Sending:
         self._asked = True
         asked = member.failed
         try:
-            reply = await member.client.acomplete(self._request)
+            reply = await one_reply(member.client, self._request)
         except LMError as error:
             if not error.charged:
                 self._reservation = reservation

@@ -10,6 +10,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from . import confine, forking, main, namespaces, syscalls
+from .title import entitle
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -87,6 +88,7 @@ class Birth:
         """Serve the host, confined; never returns."""
         try:
             os.setsid()
+            entitle("asyncrlm-worker", self.request["folder"])
             # First of all, so that the host can end this process whatever it does later.
             pidfd = os.pidfd_open(os.getpid())
             channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, self.channel)

@@ -139,11 +139,12 @@ def _tmpfs(folder: str, size: int) -> None:
 
 # ---- a first process that is no Python -------------------------------------------------------------------------------
 
-# It ignores SIGCHLD, so that the kernel reaps the orphans, then sleeps until the process behind descriptor 0, a pidfd,
-# has ended. To read it: objdump -D -b binary -m i386:x86-64 (or aarch64).
+# It gives itself a name for lists of processes, ignores SIGCHLD, so that the kernel reaps orphans, then sleeps until
+# the process behind descriptor 0, a pidfd, has ended. To read it: objdump -D -b binary -m i386:x86-64 (or aarch64).
 _FIRST = {
     "x86_64": (
         62,
+        "bf0f000000488d356f000000b89d0000000f05"  # prctl(PR_SET_NAME, name)
         "bf11000000488d353c00000031d241ba08000000b80d0000000f05"  # rt_sigaction(SIGCHLD, &ignore, NULL, 8)
         "48b80000000001000000504889e7be01000000baffffffffb8070000000f05"  # poll(&{0, POLLIN}, 1, -1)
         "31ffb8e70000000f05" + "0f1f440000"  # exit_group(0)
@@ -151,18 +152,21 @@ _FIRST = {
     ),
     "aarch64": (
         183,
+        "c1030010e00180d2e81480d2010000d4"  # prctl(PR_SET_NAME, name)
         "200280d221020010020080d2030180d2c81080d2010000d4"  # rt_sigaction(SIGCHLD, &ignore, NULL, 8)
         "2900c0d2e90f1ff8e0030091210080d2020080d2030080d2280980d2010000d4"  # ppoll(&{0, POLLIN}, 1, NULL, NULL)
         "000080d2c80b80d2010000d4" + "1f2003d5"  # exit_group(0)
         "0100000000000000" + "00" * 24,
     ),
 }
-"""Machine → its number in an ELF header, and the code."""
+"""Machine → its number in an ELF header, and the code, which the name follows."""
+_FIRST_NAME = "asyncrlm-warden"
 
 
 def _elf(machine: int, code: bytes) -> bytes:
     """The least that Linux runs: one segment, at a fixed address, with its entry right after the headers."""
     base, head = 0x400000, 64 + 56
+    code += _FIRST_NAME.encode() + b"\0"
     size = head + len(code)
     ident = b"\x7fELF\x02\x01\x01" + bytes(9)
     header = struct.pack("<HHIQQQIHHHHHH", 2, machine, 1, base + head, 64, 0, 0, 64, 56, 1, 0, 0, 0)
@@ -200,7 +204,7 @@ class Nests:
         try:
             first = os.posix_spawn(
                 f"/proc/self/fd/{self._program}",
-                ["first"],
+                [_FIRST_NAME],
                 {},
                 file_actions=[(os.POSIX_SPAWN_DUP2, self._self, 0), (os.POSIX_SPAWN_DUP2, self._lock, 1)],
                 setsid=True,

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 from . import confine, facts, namespaces, syscalls, warden
 from .birth import NICE, Birth, close_others
 from .removing import remove_tree
+from .title import entitle
 
 if TYPE_CHECKING:
     from typing import NoReturn, TypedDict
@@ -154,6 +155,7 @@ class Template:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda _number, _frame: setattr(self, "ending", True))
         sys.argv[:] = [""]
+        entitle("asyncrlm-template", self.home)
         gc.collect()
         gc.freeze()
         self.control.send(json.dumps(self.facts).encode())

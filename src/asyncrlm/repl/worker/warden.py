@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from . import confine, namespaces
 from .removing import remove_tree
+from .title import entitle
 
 if TYPE_CHECKING:
     from typing import NoReturn
@@ -132,6 +133,7 @@ def guard(birth: Birth, parent: int, ids: tuple[int, int]) -> NoReturn:
         birth.prepare_namespace()
     else:
         _prepare_scope(mode, request, parent)
+    entitle("asyncrlm-warden", request["folder"])
     worker = os.fork()
     if worker == 0:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # SIGINT stays ignored until the worker sets its handler

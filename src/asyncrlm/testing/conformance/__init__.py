@@ -10,8 +10,9 @@
         def environment(self):
             return MyEnvironment()
 
-pytest collects the checks of the subclass and runs each on asyncio and trio (see `backends`). They use public doors
-only: `Repl` and `AsyncRLM`. What may differ from place to place is an attribute of the class, see `Conformance`.
+pytest, which comes with `asyncrlm[testing]`, collects the checks of the subclass and runs each on asyncio and trio (see
+`backends`). They use public doors only: `Repl` and `AsyncRLM`. What may differ from place to place is an attribute of
+the class, see `Conformance`.
 """
 
 from __future__ import annotations
