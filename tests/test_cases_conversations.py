@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from asyncrlm import AsyncRLM
+from asyncrlm import AsyncRLM, LMError
 
 from .cases import CASES, covers, scripted
 from .cases.models import ScriptedRoot
@@ -37,7 +37,7 @@ async def test_a_completion_that_failed_leaves_its_variables_to_the_next() -> No
     rlm = AsyncRLM(ScriptedRoot([first, RuntimeError("down"), last]), persistent=True)
     with anyio.fail_after(10):
         async with rlm:
-            with pytest.raises(RuntimeError, match="down"):
+            with pytest.raises(LMError, match="RuntimeError: down"):
                 await rlm.acompletion("CTX")
             assert (await rlm.acompletion("CTX")).response == "9"
             await rlm.aclose()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from asyncrlm import AsyncRLM, ConfigurationError, RLMLogger
+from asyncrlm import AsyncRLM, ConfigurationError, LMError, RLMLogger
 from asyncrlm.events import FORMAT_VERSION
 
 from .cases import CASES, covers, scripted
@@ -135,7 +135,7 @@ async def test_model_text_is_printed_as_it_is(capfd: pytest.CaptureFixture[str])
 async def test_a_run_that_fails_midway_leaves_its_turns_on_disk(tmp_path: Path) -> None:
     root = ScriptedRoot([scripted(CASES["L06"])[0], RuntimeError("boom")])
     rlm = AsyncRLM(backend=root, logger=RLMLogger(log_dir=tmp_path))
-    with anyio.fail_after(10), pytest.raises(Exception, match="boom"):
+    with anyio.fail_after(10), pytest.raises(LMError, match="boom"):
         await rlm.acompletion("CTX")
     records = _records(tmp_path)
     assert FORMAT_VERSION in records[0].values()

@@ -275,7 +275,7 @@ async def test_whatever_a_client_raises_settles_and_frees(error: BaseException) 
         raise error
 
     ledger, gate = Ledger(max_budget=1.0), Gate(1)
-    with pytest.raises(type(error)):
+    with pytest.raises((LMError, KeyboardInterrupt)):  # the user's own, as trio raises it
         await send(ScriptedLM(buggy), ledger, gate=gate)
     assert gate.in_flight == 0
     assert not ledger.usage().complete

@@ -461,7 +461,7 @@ async def test_a_second_cell_beside_the_first_is_refused_and_takes_nothing_from_
             async with anyio.create_task_group() as group:
                 group.start_soon(first)
                 await asked.wait()
-                with pytest.raises(RuntimeError, match="one at a time"):
+                with pytest.raises(ConfigurationError, match=r"`execute` while `execute`.*one at a time"):
                     await repl.execute("1")
                 go_on.set()
     assert [call.prompt for call in results[0].llm_calls] == ["x", "y"]

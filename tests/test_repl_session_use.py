@@ -35,24 +35,24 @@ async def test_one_at_a_time_and_only_while_open() -> None:
     with anyio.fail_after(10):
         async with anyio.create_task_group() as group:
             session, _ = fake_session(group, hang)
-            with pytest.raises(RuntimeError, match="not entered"):
+            with pytest.raises(ConfigurationError, match="not entered"):
                 await session.execute("")
             async with session:
                 async with anyio.create_task_group() as inner:
                     inner.start_soon(session.execute, "")
                     await anyio.wait_all_tasks_blocked()
-                    with pytest.raises(RuntimeError, match="`execute` while `execute`"):
+                    with pytest.raises(ConfigurationError, match="`execute` while `execute`"):
                         await session.execute("")
-                    with pytest.raises(RuntimeError, match="`load` while `execute`"):
+                    with pytest.raises(ConfigurationError, match="`load` while `execute`"):
                         await session.load("context", "x")
                     inner.cancel_scope.cancel()
                 for wrong in (5, "x" * 6_000_000):
                     with pytest.raises(ConfigurationError):
                         await session.execute(wrong)  # type: ignore[arg-type]
-                with pytest.raises(RuntimeError, match="once"):
+                with pytest.raises(ConfigurationError, match="once"):
                     await session.__aenter__()
             for use in (session.execute("x"), session.load("context", "x"), session.ready()):
-                with pytest.raises(RuntimeError, match="closed"):
+                with pytest.raises(ConfigurationError, match="closed"):
                     await use
             group.cancel_scope.cancel()
 

@@ -235,6 +235,46 @@ for kinds in (["value"], ["key", "value"]):
     assert several.startswith("RuntimeError fail: ExceptionGroup: ")
 
 
+def _undecodable(size: int) -> Any:
+    return (b"\xff" * size).decode()
+
+
+class Lookup(KeyError):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (KeyError("a"), "KeyError ('a',) 'a'"),
+        (KeyError(("a", 5)), "KeyError (('a', 5),) ('a', 5)"),
+        (ValueError(), "ValueError () "),
+        (ValueError(object()), "ValueError ('<object object at "),
+        (FileNotFoundError(2, "none", "/x"), "FileNotFoundError (2, 'none') [Errno 2] none: '/x' 2 /x None"),
+        (OSError(18, "no", "/x", None, "/y"), "OSError (18, 'no') [Errno 18] no: '/x' -> '/y' 18 /x /y"),
+        (lambda: _undecodable(1), r"UnicodeDecodeError ('utf-8', b'\xff', 0, 1, 'invalid start byte') 'utf-8' codec"),
+        (lambda: _undecodable(300_000), "RuntimeError ('fail: UnicodeDecodeError: 'utf-8' codec can't"),
+        (Lookup("a"), """RuntimeError ("fail: Lookup: 'a'",) """),
+    ],
+)
+async def test_what_a_tool_raises_is_in_the_cell_what_it_was(error: Any, shown: str) -> None:
+    def fail() -> None:
+        if callable(error):
+            error()
+        raise error
+
+    code = """
+try:
+    fail()
+except Exception as error:
+    files = [error.errno, error.filename, error.filename2] if isinstance(error, OSError) else []
+    print(type(error).__name__, error.args, error, *files)"""
+    with anyio.fail_after(10):
+        async with Repl(custom_tools={"fail": fail}) as repl:
+            result = await repl.execute(code)
+    assert result.stdout.replace('("fail', "('fail").startswith(shown.replace('("fail', "('fail")), result
+
+
 async def test_a_thousand_tool_calls_at_once_from_threads() -> None:
     records: list[ToolRecord] = []
     code = """

@@ -185,7 +185,7 @@ child = os.fork()
 if not child:
     try:
         next(events)
-    except RuntimeError as error:
+    except ValueError as error:
         print(error, flush=True)
     stream.__exit__(None, None, None)
     del dropped

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import math
+import sqlite3
 import threading
+from contextlib import closing
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import anyio
 import anyio.lowlevel
@@ -90,6 +96,41 @@ async def test_an_object_that_cant_be_sent_stays_on_the_host_behind_its_function
             assert (await printed(repl, tried("db.get({}, 1, 2)"))).startswith("TypeError")
             assert await printed(repl, "db = None") == ""
             assert await printed(repl, "print(db.get('a'))") == "1\n"
+
+
+@dataclass
+class Owners:
+    """Owners by name."""
+
+    db: sqlite3.Connection
+    key: Any = len
+    shout = functools.lru_cache(str.upper)
+    calls: ClassVar[Any] = Mock()
+
+    def __post_init__(self) -> None:
+        self.hook = print
+
+    def of(self, name: str) -> str:
+        return f"of {name}"
+
+    @classmethod
+    def new(cls) -> str:
+        return cls.__name__
+
+    @functools.cached_property
+    def evaluated(self) -> int:
+        raise RuntimeError("nobody may look")
+
+
+async def test_what_an_object_holds_is_data_also_if_it_can_be_called() -> None:
+    with closing(sqlite3.connect(":memory:")) as db, anyio.fail_after(10):
+        tools = HostTools({"owners": Owners(db), "names": SimpleNamespace(upper=str.upper, db=db)})
+        assert sorted(tools.names) == ["names.upper", "owners.new", "owners.of", "owners.shout"]
+        async with Repl(custom_tools={"owners": Owners(db)}) as repl:
+            assert await printed(repl, "print(owners.of('x'), owners.new())") == "of x Owners\n"
+            for name in ("db", "key", "hook", "calls"):
+                text = await printed(repl, tried(f"owners.{name}('select 1')"))
+                assert f"no function '{name}'" in text
 
 
 async def test_an_object_whose_module_the_sandbox_lacks_stays_on_the_host_too() -> None:

@@ -58,7 +58,7 @@ class BlockingStreaming(AbstractContextManager["BlockingEventStream[Parsed]"], G
 
     def __enter__(self) -> BlockingEventStream[Parsed]:
         if self._stream is not None:
-            raise RuntimeError("a stream can be entered once")
+            raise ConfigurationError("a stream can be entered once")
         stream = self._stream = self._make()
         try:
             stream._begin()  # pyright: ignore[reportPrivateUsage]
@@ -118,7 +118,7 @@ class BlockingEventStream(Generic[Parsed]):
         if self._ended:
             raise StopIteration
         if self._task.is_foreign:
-            raise RuntimeError("this stream belongs to the process it was begun in, not to one forked from it")
+            raise ConfigurationError("this stream belongs to the process it was begun in, not to one forked from it")
         try:
             event = self._events.get()
             if event is not None:

@@ -215,7 +215,7 @@ class Streaming(AbstractAsyncContextManager["EventStream[Parsed]"], Generic[Pars
 
     async def __aenter__(self) -> EventStream[Parsed]:
         if self._entered is not None:
-            raise RuntimeError("a stream can be entered once")
+            raise ConfigurationError("a stream can be entered once")
         self._entered = self._begin()
         return await self._entered.__aenter__()
 

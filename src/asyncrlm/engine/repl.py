@@ -39,6 +39,7 @@ from ..repl.web import Web
 from ..types import REPLResult, RLMChatCompletion, usage_of_one
 from .approval import Approval
 from .asking import Asking
+from .checks import Checks
 from .configure import (
     checked_environment,
     checked_function,
@@ -168,7 +169,7 @@ class Repl:
     async def _ready(self) -> AsyncGenerator[Session]:
         async with ResourceScope() as scope:
             self._services = _Asking(
-                self._model, self._door(scope), self._timeout, Asking(self._prompts, scope.threads)
+                self._model, self._door(scope), self._timeout, Asking(self._prompts, Checks(scope.threads))
             )
             self._tools = await with_servers(self._tools, self._servers, scope)
             async with Session(
@@ -228,8 +229,7 @@ class Repl:
             SandboxLost: if no worker can be had.
             ProtocolError: if the worker was tampered with.
             LMError: of kind "replay_miss", if it asked what was not recorded.
-            ConfigurationError: if the Repl is not open.
-            RuntimeError: if another cell is under way.
+            ConfigurationError: if the Repl is not open, or another cell is under way.
         """
         session = self._opened()
         return await behind_door(lambda: self._execute(session, code))

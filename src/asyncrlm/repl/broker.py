@@ -300,7 +300,7 @@ class Broker:
                 value = await self._desk.call(*asked, aside=aside, threads=self._threads)
                 return await self._encoded(Reply(id=call.id, value=value))
         except ToolFailure as failure:
-            return Reply(id=call.id, error=str(failure), kind=failure.kind, raises=True)
+            return Reply(id=call.id, error=str(failure), kind=failure.kind, args=failure.made_with, raises=True)
 
     def _tool_served(self, call: Call, reply: Reply, size: int, seconds: float) -> None:
         name = call.name or ""

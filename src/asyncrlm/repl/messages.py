@@ -82,6 +82,8 @@ class Reply(_Frame, tag="reply"):
     retryable: bool = False
     descriptor: bool = False
     """The value is the next descriptor that was passed to the worker."""
+    args: list[Value] | None = None
+    """What the exception of a tool is made with, where its class is a builtin one."""
     raises: bool = False
     """Raise in the cell whatever `raise_errors` says (a permanent failure met again and again, a tool's exception)."""
 

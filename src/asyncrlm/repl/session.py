@@ -111,7 +111,7 @@ class Session:
 
     async def __aenter__(self) -> Self:
         if self._group is not None or self._closed:
-            raise RuntimeError("a session can be entered once")
+            raise ConfigurationError("a session can be entered once")
         self._group = anyio.create_task_group()
         await self._group.__aenter__()
         self._group.start_soon(self._start_early)
@@ -239,7 +239,7 @@ class Session:
         Raises:
             SandboxLost: if no worker can be had.
             ProtocolError: if the worker sent what no honest worker sends.
-            RuntimeError: if another `execute` or `load` of this session is under way, or it isn't entered.
+            ConfigurationError: if another `execute` or `load` of this session is under way, or it isn't entered.
         """
         with self._exclusively("execute"):
             check_code(code)
@@ -342,14 +342,14 @@ class Session:
                 error, self._start_error = self._start_error, None
                 raise error
             if self._closed:
-                raise RuntimeError("the session is closed")
+                raise ConfigurationError("the session is closed")
             if self._link is None or not self._link.alive:
                 return await self._replace()
             return self._link
 
     def _entered(self) -> anyio.abc.TaskGroup:
         if self._group is None:
-            raise RuntimeError("the session is not entered: use `async with`")
+            raise ConfigurationError("the session is not entered: use `async with`")
         return self._group
 
     async def _replace(self) -> Link:
@@ -391,7 +391,7 @@ class Session:
     @contextmanager
     def _exclusively(self, what: str) -> Generator[None]:
         if self._busy is not None:
-            raise RuntimeError(f"`{what}` while `{self._busy}` of the same session is under way: one at a time")
+            raise ConfigurationError(f"`{what}` while `{self._busy}` is under way in the same worker: one at a time")
         self._busy = what
         try:
             yield

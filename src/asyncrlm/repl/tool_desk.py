@@ -31,12 +31,14 @@ ApproveTool = Callable[[str, list[Any], dict[str, Any]], Awaitable[str | None]]
 class ToolFailure(Exception):
     """A host callable raised, was refused, or returned what can't be sent. The text and `kind` are what the cell reads.
 
-    `kind` is the name of an exception's class.
+    `kind` is the name of an exception's class; `made_with`, where that is a builtin one, what makes an equal exception,
+    as the codec encodes it.
     """
 
-    def __init__(self, kind: str, message: str) -> None:
+    def __init__(self, kind: str, message: str, made_with: list[Any] | None = None) -> None:
         super().__init__(message)
         self.kind = kind
+        self.made_with = made_with
 
 
 class ToolDesk:
@@ -187,7 +189,23 @@ def _run_plain(name: str, run: Callable[[], Any]) -> Any:
 
 def _failure(raised: BaseException) -> ToolFailure:
     error = innermost(raised)
-    return ToolFailure(type(error).__name__, said(error))
+    return ToolFailure(type(error).__name__, said(error), _made_with(error))
+
+
+def _made_with(error: BaseException) -> list[Any] | None:
+    """The arguments of a builtin exception, encoded; None where they can't be sent, or are long."""
+    if type(error).__module__ != "builtins" or isinstance(error, BaseExceptionGroup):
+        return None
+    # The files that an OSError is about are not among its `args`.
+    args: Any = error.__reduce__()[1] if isinstance(error, OSError) else error.args
+    if is_large(args):
+        return None
+    try:
+        return [codec.encode(each) for each in args]
+    except BaseException as broken:  # as in `_encode`
+        if is_ctrl_c(broken):
+            raise
+        return None
 
 
 def _encode(name: str, result: Any) -> Any:

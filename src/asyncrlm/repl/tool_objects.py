@@ -10,7 +10,8 @@ import re
 import textwrap
 from collections.abc import Callable
 from pathlib import PurePath
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 from ..errors import ConfigurationError
 
@@ -28,21 +29,32 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 def functions_of(value: Any) -> dict[str, Callable[..., Any]]:
     """The public functions of an object; none for plain data, whose type says what can be done with it.
 
-    No property is evaluated.
+    Those of its class, or, where it is a module or namespace, its own. No property is evaluated, and what it holds that
+    can be called as well, such as a connection, is data.
     """
     if isinstance(value, _PLAIN):
         return {}
     found: dict[str, Callable[..., Any]] = {}
+    own = isinstance(value, (ModuleType, SimpleNamespace))
+    holder = value if own else cast("Any", type(value))
+    fields = getattr(holder, "__dataclass_fields__", ())  # whose defaults are in the class
     for name in dir(value):
-        if name.startswith("_") or len(found) >= MOST_FUNCTIONS:
+        if name.startswith("_") or name in fields or len(found) >= MOST_FUNCTIONS:
             continue
-        static = inspect.getattr_static(value, name, None)
-        if isinstance(static, type) or not (callable(static) or isinstance(static, classmethod)):
+        static = inspect.getattr_static(holder, name, None)
+        if isinstance(static, type) or not _is_function(static):
             continue
         function = getattr(value, name, None)
         if callable(function):
             found[name] = function
     return found
+
+
+def _is_function(static: Any) -> bool:
+    """Whether an attribute, as it was written, is a function: also one that is decorated or builtin."""
+    if isinstance(static, classmethod) or inspect.isbuiltin(static):
+        return True
+    return callable(static) and hasattr(type(static), "__get__")  # what is not bound to the object has no use for it
 
 
 def source_of(name: str, text: str) -> str | None:

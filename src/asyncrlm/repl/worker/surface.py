@@ -300,9 +300,9 @@ def _tool_error(name: str, reply: _Frame) -> Exception:
     """The exception a tool raised, of its own class where that is a builtin one: cells catch `ValueError`."""
     error, kind = str(reply["error"]), reply.get("kind")
     known = getattr(builtins, kind, None) if isinstance(kind, str) else None
-    if isinstance(known, type) and issubclass(known, Exception) and not issubclass(known, (SubcallError, UnicodeError)):
+    if isinstance(known, type) and issubclass(known, Exception) and not issubclass(known, SubcallError):
         try:
-            return known(error)
+            return known(error) if (args := reply.get("args")) is None else known(*map(codec.decode, args))
         except Exception:  # one that takes more than a text, such as ExceptionGroup
             pass
     return RuntimeError(f"{name}: {kind}: {error}" if kind else f"{name}: {error}")
