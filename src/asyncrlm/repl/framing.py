@@ -11,12 +11,10 @@ import msgspec
 from ..errors import ProtocolError
 from .messages import Answer, Done, FromWorker, ToWorker
 from .reading import Stopped, read_json
-from .worker.bounds import MAX_FRAME
+from .worker.bounds import MAX_FRAME, MAX_VARIABLES
 
 LARGE = 1 << 17
 """Bytes of a frame beyond which it is read in a worker thread."""
-MOST_VARIABLES = 200
-"""Variables that `done` may name."""
 
 _parse_frame = msgspec.json.Decoder(FromWorker).decode
 _encode_json = msgspec.json.Encoder().encode
@@ -68,8 +66,8 @@ def decode_large(line: bytes | bytearray, stopped: Callable[[], bool]) -> FromWo
 def _checked(frame: FromWorker) -> FromWorker:
     if type(frame) is Answer:
         _ = frame.text
-    elif type(frame) is Done and (len(frame.variables) > MOST_VARIABLES or len(frame.values) > MOST_VARIABLES):
-        raise ValueError(f"more than {MOST_VARIABLES} variables")
+    elif type(frame) is Done and (len(frame.variables) > MAX_VARIABLES or len(frame.values) > MAX_VARIABLES):
+        raise ValueError(f"more than {MAX_VARIABLES} variables")
     return frame
 
 
