@@ -7,6 +7,7 @@ import asyncio
 import importlib.metadata
 import json
 import os
+import re
 import resource
 import sys
 import traceback
@@ -41,7 +42,8 @@ async def measure(row: Row, name: str, params: dict[str, object], server: Server
         return figures | {"unsupported": str(error)}
     except Exception as error:
         traceback.print_exc()
-        return figures | {"error": f"{type(error).__name__}: {error}"[:300]}
+        # Its first words: what follows names files of the machine.
+        return figures | {"error": re.split(r"[:'\"/]", f"{type(error).__name__} {error}")[0][:100]}
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Every async test runs on asyncio and on trio; `no_leaks` counts what a test left behind."""
+"""An async test runs on asyncio and on trio, unless it says otherwise; `no_leaks` counts what a test left behind."""
 
 from __future__ import annotations
 

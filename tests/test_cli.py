@@ -156,14 +156,20 @@ HERE = ["--backend", "vllm", "--model", "m", "--base-url", "http://127.0.0.1:9/v
         (["run", "{text}", "-q", "x", "--nonsense"], 2, "--nonsense"),
         (["run", "{text}", "-q", "x", "--max-tokens", "many"], 2, "--max-tokens"),
         (["run", "{text}", "-q", "x", "--quiet", "--verbose"], 2, "exclude each other"),
-        (["run", "{text}", "-q", "x", "--backend", "nonsense"], 2, "asyncrlm: "),
+        (["run", "{text}", "-q", "x", "--backend", "nope"], 2, "asyncrlm: unknown backend 'nope'; known: "),
+        (["run", "{text}", "-q", "x", "--backend", "offline", "--model", "m"], 2, "from: leave --model 'm' out"),
+        (["run", "{text}", "-q", "x", "--backend", "offline", "--sub-model", "m"], 2, "leave --model 'm' out"),
         (["run", "{text}", "-q", "x", "--backend", "offline", "--environment", "docker"], 2, "docker"),
         (["run", "{text}", "-q", "x", "--backend", "offline", "--limits", "odd"], 2, "limits"),
         (["run", "{text}", "-q", "x", "--backend", "offline", "--max-depth", "-1"], 2, "-1: use a whole number, 0 or"),
         (["run", "{text}", "-q", "x", "--backend", "offline", "--max-budget", "nan"], 2, "budget"),
         (["run", "{text}", "-q", "x", "--backend", "offline", "--subcall-timeout", "-1"], 2, "--subcall-timeout"),
         (["run", "{text}", "-q", "x", "--backend", "offline", "--on-subcall-error", "odd"], 2, "--on-subcall-error"),
-        (["run", "{text}", "-q", "x", "--backend", "offline", "--on-limit", "odd"], 2, "--on-limit"),
+        (
+            ["run", "{text}", "-q", "x", "--backend", "offline", "--on-limit", "odd"],
+            2,
+            "on-limit': odd: use raise or",
+        ),
         (["run", "{text}", "-q", "x", "--backend", "offline", "--max-subcalls", "1.5"], 2, "--max-subcalls"),
         (["run", "{text}", "-q", "x"], 2, "set OPENAI_API_KEY; use a local server, --backend vllm --base-url http"),
         (
@@ -310,7 +316,8 @@ def test_standard_input_that_is_no_text(cli: Callable[..., Ran], monkeypatch: py
 
 def test_standard_input_that_is_not_there(cli: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", None)
-    assert cli("run", "-", "-q", "x", "--backend", "offline").status == 2
+    ran = cli("run", "-", "-q", "x", "--backend", "offline")
+    assert (ran.status, ran.err) == (2, "asyncrlm: standard input is closed; pipe a text into it or name a FILE\n")
 
 
 ROOT = """```repl
@@ -498,6 +505,13 @@ def test_ctrl_c_ends_it_with_130_and_no_traceback(text: Path) -> None:
     assert (process.returncode, out, err) == (130, "", "asyncrlm: interrupted\n")
 
 
+def test_ctrl_c_while_it_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(10)\n")
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    ran = subprocess.run([*COMMAND, "demo"], capture_output=True, text=True, check=False, timeout=60, env=env)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "asyncrlm: interrupted\n")
+
+
 def test_a_reader_that_has_gone_ends_it_quietly() -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -534,12 +548,13 @@ def test_without_standard_output_nothing_is_paid_for() -> None:
 HOSTILE = "The cat sat \x1b[31mon the\x1b]0;owned\x07 red mat. The dog slept.\n"
 
 
-def test_escapes_reach_a_pipe_but_no_terminal(tmp_path: Path) -> None:
+def test_escapes_reach_nobody(tmp_path: Path) -> None:
     path = tmp_path / "hostile.txt"
     path.write_text(HOSTILE)
     arguments = [*COMMAND, "run", str(path), "-q", "Where did the cat sit?", "--backend", "offline"]
     piped = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=60)
-    assert "\x1b[31m" in piped.stdout
+    assert "on the red mat" in piped.stdout
+    assert "\x1b" not in piped.stdout
     shown = on_terminal(arguments)
     assert "on the red mat" in shown
     assert "owned" not in shown

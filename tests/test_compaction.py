@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
 
@@ -159,7 +160,8 @@ async def test_the_summary_is_under_the_limits_of_the_run() -> None:
     assert caught.value.usage_summary is not None
 
 
-async def test_a_compactor_of_ones_own() -> None:
+@pytest.mark.parametrize("kind", ["function", "partial", "object"])
+async def test_a_compactor_of_ones_own(kind: str) -> None:
     async def last_two(messages: list[dict[str, str]], ask: Any) -> str:
         asked = await ask([{"role": "user", "content": "name the colour"}])
         return f"{len(messages)} messages, {asked}"
@@ -170,7 +172,13 @@ async def test_a_compactor_of_ones_own() -> None:
         return BIG if len(lm.calls) < 3 else submit("'ok'")
 
     lm = ScriptedLM(reply)
-    rlm = AsyncRLM(lm, backend_kwargs={"context_window": WINDOW}, compaction=last_two)
+
+    class Compactor:
+        async def __call__(self, messages: list[dict[str, str]], ask: Any) -> str:
+            return await last_two(messages, ask)
+
+    compaction = {"function": last_two, "partial": functools.partial(Compactor()), "object": Compactor()}[kind]
+    rlm = AsyncRLM(lm, backend_kwargs={"context_window": WINDOW}, compaction=compaction)
     with anyio.fail_after(10):
         assert (await rlm.acompletion("CTX")).response == "ok"
     assert lm.calls[-1].messages[2].content == "6 messages, blue"

@@ -217,12 +217,13 @@ async def test_what_the_sdk_refuses_is_a_configuration_error(monkeypatch: pytest
         assert "eu.api.openai.com" in client.account
 
 
-def test_naming_a_client_loads_no_sdk() -> None:
+def test_naming_a_client_loads_no_sdk_and_no_listener() -> None:
     code = (
         "import sys\n"
-        "from asyncrlm.lm.clients import client_spec\n"
-        "client_spec('openai', {'api_key': 'k'})\n"
+        "from asyncrlm import AsyncRLM\n"
+        "AsyncRLM('openai', backend_kwargs={'api_key': 'k'})\n"
         "heavy = {'openai', 'httpx2', 'aiohttp', 'tenacity', 'pydantic'} & set(sys.modules)\n"
+        "heavy |= {f'asyncrlm.observe.{name}' for name in ('jsonl', 'progress', 'trajectory')} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})

@@ -55,7 +55,7 @@ async def test_a_cell_that_does_not_end(code: str, kept: bool | None, place: str
             assert kept is None or f"{kept} 42" in after.stdout
 
 
-@one
+@both
 @pytest.mark.parametrize(
     "code", ["exit()", "quit()", "import sys\nsys.exit()", "import sys\nsys.exit(3)", "raise SystemExit"]
 )
@@ -68,7 +68,7 @@ async def test_leaving_ends_the_cell_only(code: str, place: str) -> None:
             assert (await repl.execute("print(mine)")).stdout == "7\n"
 
 
-@one
+@both
 @pytest.mark.parametrize(
     "code", ["import os\nos._exit(1)", "import os\nos.kill(os.getpid(), 9)"], ids=["_exit", "kill"]
 )
@@ -112,7 +112,7 @@ async def test_a_fork_bomb_stays_where_it_is(place: str) -> None:
                 assert "fork_bomb" in repr(repl).partition("not in force")[2], "not held, and not said either"
 
 
-@one
+@both
 async def test_a_hundred_megabytes_printed_are_bounded(place: str) -> None:
     flood = "print('HEAD-MARK')\nfor _ in range(100):\n    print('x' * 999_999)\nprint('TAIL-MARK')"
     with anyio.fail_after(10):
@@ -124,7 +124,7 @@ async def test_a_hundred_megabytes_printed_are_bounded(place: str) -> None:
     assert "left out" in result.stdout
 
 
-@one
+@both
 @pytest.mark.parametrize(
     "value",
     [math.nan, {"x": math.inf, "y": [-math.inf, math.nan]}, (1, (2,)), {None: {True: 1.5}}, [b"\0", 10**40], 1 + 2j],

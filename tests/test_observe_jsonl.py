@@ -16,7 +16,7 @@ import pytest
 import asyncrlm.observe.jsonl as jsonl
 from asyncrlm.errors import ConfigurationError
 from asyncrlm.events import CellFinished, ModelReplied, RunFinished, RunStarted, TurnStarted
-from asyncrlm.observe import RLMLogger, TreeLog
+from asyncrlm.observe.jsonl import RLMLogger, TreeLog
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -30,7 +30,7 @@ from asyncrlm.events import (
     TurnFinished,
     TurnStarted,
 )
-from asyncrlm.observe import Progress
+from asyncrlm.observe.progress import Progress
 from asyncrlm.types import ModelUsageSummary, UsageSummary
 
 if TYPE_CHECKING:

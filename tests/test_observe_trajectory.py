@@ -18,7 +18,7 @@ from asyncrlm.events import (
     TurnStarted,
     UsageSettled,
 )
-from asyncrlm.observe import Trajectory
+from asyncrlm.observe.trajectory import Trajectory
 
 
 def turn(number: int, *between: Event, run: str = "root", text: str = "reply") -> list[Event]:

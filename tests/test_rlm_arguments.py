@@ -323,6 +323,9 @@ async def test_an_infinite_limit_is_none(name: str) -> None:
         ({"backend": "gpt-5.4-mini"}, "did you mean 'openai/gpt-5.4-mini'?"),
         ({"backend": "claude-sonnet-4-5"}, "did you mean 'anthropic/claude-sonnet-4-5'?"),
         ({"backend": "gemini-2.5-pro"}, "did you mean 'gemini/gemini-2.5-pro'?"),
+        ({"backend": "nope"}, "unknown backend 'nope'; known: "),
+        ({"max_retries": 3}, 'backend_kwargs={"max_retries": …}'),
+        ({"backend": "offline/foo"}, "leave model_name='foo' out"),
         ({"backend": "gemnii"}, "did you mean 'gemini'?"),
     ],
 )

@@ -1,13 +1,24 @@
-"""What the caller's own functions raise, told apart from what is raised into them, and what can be said of it."""
+"""The caller's own functions: whether they are async; what they raise, told apart from what is raised into them, and
+what can be said of it."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import threading
+from typing import Any, cast
 
 import anyio
 
 from .backend import is_cancelled_alone, on_trio
+
+
+def is_async(function: Any) -> bool:
+    """Whether a call of it makes a coroutine: it is an `async def`, has one as `__call__`, or is a partial of such."""
+    while isinstance(function, functools.partial):
+        function = cast("functools.partial[Any]", function).func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def is_own(error: BaseException) -> bool:

@@ -11,7 +11,7 @@ import typer
 from .._version import __version__
 from ..environments import NAMES
 from .exits import exits
-from .given import Settings, number, place, price, question
+from .given import Settings, choice, number, place, price, question
 from .sandboxes import app as sandboxes
 
 if TYPE_CHECKING:
@@ -127,11 +127,12 @@ def run(
         float | None, number("SECONDS", "Seconds that one call of a tool may take; inf for no limit.")
     ] = None,
     limits: Annotated[
-        LimitsMode | None, typer.Option(help="soft: at most the calls in flight over a limit; hard: never over.")
+        LimitsMode | None, choice(LimitsMode, "soft: at most the calls in flight over a limit; hard: never over.")
     ] = None,
-    on_limit: Annotated[OnLimit | None, typer.Option(help="At a limit fail, or answer from what there is.")] = None,
+    on_limit: Annotated[OnLimit | None, choice(OnLimit, "At a limit fail, or answer from what there is.")] = None,
     on_subcall_error: Annotated[
-        OnSubcallError | None, typer.Option(help="A failed call is a text that says so, or an exception in the cell.")
+        OnSubcallError | None,
+        choice(OnSubcallError, "A failed call is a text that says so, or an exception in the cell."),
     ] = None,
     lazy: Annotated[bool, typer.Option(help="Keep files out of memory, as those over 256 MB always are.")] = False,
     max_download: Annotated[

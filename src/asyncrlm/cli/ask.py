@@ -35,7 +35,8 @@ def read_prompt(file: str) -> Any:
     try:
         if file == "-":
             if sys.stdin is None or sys.stdin.isatty():
-                fail("standard input is a terminal; pipe a text into it or name a FILE", USAGE)
+                what = "closed" if sys.stdin is None else "a terminal"
+                fail(f"standard input is {what}; pipe a text into it or name a FILE", USAGE)
             return _decoded(sys.stdin.buffer.read(), "standard input")
         if Path(file).is_dir() or (set("*?[").intersection(file) and not Path(file).exists()):
             return Path(file).absolute()

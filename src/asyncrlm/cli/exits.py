@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -11,6 +12,7 @@ import msgspec
 
 from ..errors import ConfigurationError, RLMError, TimeoutExceededError
 from ..observe.text import plain, printable
+from . import INTERRUPTED
 from .spoken import spoken
 
 if TYPE_CHECKING:
@@ -22,8 +24,6 @@ USAGE: Final = 2
 """The command line or its input is wrong; nothing was run."""
 TIMED_OUT: Final = 124
 """`--max-timeout` was met; the status that timeout(1) uses."""
-INTERRUPTED: Final = 130
-"""Ctrl-C: 128 + SIGINT."""
 PIPE_CLOSED: Final = 141
 """Whoever read standard output is gone: 128 + SIGPIPE."""
 
@@ -31,6 +31,8 @@ PIPE_CLOSED: Final = 141
 @contextmanager
 def exits(*, as_json: bool = False) -> Generator[None]:
     """Turn what a command raises into one line on standard error and an exit status."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if sys.stdout is None:
         fail("standard output is closed; nothing was run", USAGE)
     try:
@@ -63,9 +65,11 @@ def say(text: str) -> None:
 
 
 def write(text: str) -> None:
-    """Write an answer to standard output; to a terminal without escapes and control characters."""
-    if sys.stdout.isatty():
-        text = printable(text)
+    """Write an answer to standard output, without terminal escapes and control characters."""
+    _write(printable(text))
+
+
+def _write(text: str) -> None:
     encoding = sys.stdout.encoding or "utf-8"
     data = text.encode(encoding, "backslashreplace") + (b"" if text.endswith("\n") else b"\n")
     try:
@@ -81,8 +85,10 @@ def write(text: str) -> None:
 
 
 def write_json(value: Any) -> None:
-    """Write `value` to standard output as strict JSON."""
-    write(msgspec.json.format(msgspec.json.encode(plain(value)), indent=2).decode("utf-8"))
+    """Write `value` to standard output as strict JSON; to a terminal without control characters, for any other reader
+    with all that is in it, escapes as JSON has them."""
+    text = msgspec.json.format(msgspec.json.encode(plain(value)), indent=2).decode("utf-8")
+    _write(printable(text) if sys.stdout.isatty() else text)
 
 
 def _failure(error: RLMError) -> dict[str, Any]:

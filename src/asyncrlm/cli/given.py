@@ -13,6 +13,7 @@ from .exits import USAGE, fail
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from enum import StrEnum
 
 Settings: TypeAlias = Annotated[
     list[str] | None,
@@ -40,6 +41,18 @@ def _at_least(least: int, kind: type[int | float]) -> Callable[[str], float]:
         return value
 
     return number
+
+
+def choice(kind: type[StrEnum], about: str) -> Any:
+    """An option that takes one of a few names."""
+    names = [each.value for each in kind]
+
+    def chosen(text: str) -> StrEnum:
+        if text not in names:
+            raise typer.BadParameter(f"{text}: use {' or '.join(names)}")
+        return kind(text)
+
+    return typer.Option(metavar=f"[{'|'.join(names)}]", help=about, parser=chosen)
 
 
 def price(option: str, text: str | None) -> tuple[float, float] | None:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
-import anyio
-import anyio.to_thread
-
-from ..errors import ConfigurationError, LMError
+from ..errors import LMError
 from ..lm.base import LMReply, LMRequest, Message
 from ..lm.clients import ClientSpec
 from ..lm.pacing import reply_text
 from ..repl.broker import SubCall
 from . import prompts as words
+from .checks import Checks
+from .fitting import TooManySteps
 from .plain import strip_thinking
 from .prompts import Prompts
-from .shapes import Misfit, Shape, shape_of
+from .shapes import Misfit, Shape
 
 _STRUCTURED = frozenset({"openai", "azure_openai", "anthropic", "gemini", "openrouter", "vllm"})
 """Backends whose servers take a JSON schema as the form of a reply, most of their models at least."""
@@ -57,10 +55,9 @@ Send: TypeAlias = Callable[[LMRequest, str], Awaitable[LMReply]]
 class Asking:
     """What the sub-calls of one run's cells ask, and what they take for an answer."""
 
-    def __init__(self, prompts: Prompts, threads: anyio.CapacityLimiter) -> None:
+    def __init__(self, prompts: Prompts, checks: Checks) -> None:
         self._prompts = prompts
-        self._threads = threads
-        self._shapes: dict[str, Shape] = {}  # of the newest schema
+        self._checks = checks
         self._unstructured: set[ClientSpec] = set()  # whose server has refused structured output
 
     async def reply(self, spec: ClientSpec, call: SubCall, send: Send) -> str:
@@ -73,7 +70,7 @@ class Asking:
         if call.schema is None:
             reply = await send(LMRequest(messages=messages), "")
             return _text(spec, reply) + words.sign(self._prompts, reply.ending)
-        shape = self.shape(call.schema)
+        shape = await self._checks.shape(call.schema)
         stated = words.shape_message(self._prompts, shape.stated, in_cell=False)
         messages = (*messages, Message("user", stated))
         if messages[-2].role == "user":
@@ -82,41 +79,15 @@ class Asking:
         for which in ("", "again"):
             text = _text(spec, await self._structured(spec, messages, shape, send, which))
             try:
-                return await self._read(shape, text)
+                return (await self._checks.read(shape, words.clean(text))).text
+            except TooManySteps as error:
+                raise LMError(f"no reply can be held against schema=: {error}", kind="bad_request") from error
             except Misfit as misfit:
                 misfits.append(misfit)
                 told = words.misfit_message(self._prompts, str(misfit), in_cell=False)
                 messages = (*messages, Message("assistant", text), Message("user", told))
         told = f"model {spec.model!r} was asked twice, and no reply fits schema=: {misfits[-1]}"
         raise LMError(told, kind="schema", retryable=True) from misfits[-1]
-
-    def shape(self, schema: Any) -> Shape:
-        """What `schema=` in a cell asks for.
-
-        Raises:
-            LMError: of kind "bad_request", if it is no schema, or one that a cell may not give.
-        """
-        if not isinstance(schema, dict):
-            raise LMError("schema= must be a JSON schema, a dict", kind="bad_request")
-        schema = cast("dict[str, Any]", schema)
-        key = json.dumps(schema)
-        if key not in self._shapes:
-            if _has_pattern(schema):
-                # A pattern is matched on the host, whose event loop a hostile one would hold up for ever.
-                raise LMError("schema= can't have a pattern here: check the reply in the cell", kind="bad_request")
-            try:
-                shape = shape_of(schema, "schema=")
-            except ConfigurationError as error:
-                raise LMError(str(error), kind="bad_request") from error
-            if shape is None:
-                raise LMError("schema= must say what the reply must be", kind="bad_request")
-            self._shapes = {key: shape}
-        return self._shapes[key]
-
-    async def _read(self, shape: Shape, text: str) -> str:
-        text = words.clean(text)
-        fit = await anyio.to_thread.run_sync(shape.read, text, abandon_on_cancel=True, limiter=self._threads)
-        return fit.text
 
     async def _structured(
         self, spec: ClientSpec, messages: tuple[Message, ...], shape: Shape, send: Send, which: str
@@ -139,12 +110,3 @@ def _text(spec: ClientSpec, reply: LMReply) -> str:
     if not text.strip():
         raise LMError(f"model {spec.model!r} gave thoughts and no text", kind="empty", retryable=True)
     return text
-
-
-def _has_pattern(part: Any) -> bool:
-    if isinstance(part, dict):
-        items = cast("dict[str, Any]", part)
-        if isinstance(items.get("pattern"), str) or "patternProperties" in items:
-            return True
-        part = list(items.values())
-    return isinstance(part, list) and any(_has_pattern(each) for each in cast("list[Any]", part))

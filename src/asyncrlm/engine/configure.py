@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from ..caught import is_async
 from ..environments import Environment
 from ..environments import environment as make_environment
 from ..environments.units import parse_bytes
@@ -195,7 +195,7 @@ def _flag(name: str, value: Any) -> bool:
 def _compactor(value: Any, router: Router, prompts: Prompts) -> Compactor | None:
     if value is False:
         return None
-    if value is not True and not inspect.iscoroutinefunction(value):
+    if value is not True and not is_async(value):
         raise ConfigurationError(
             "compaction must be True or False, or an `async def f(messages, ask) -> str` that makes one text of a "
             f"history, not {type(value).__name__}"

@@ -14,8 +14,10 @@ _SUB_MODEL = ("other_backends", 'other_backends=["openai/gpt-5.4-mini"]')
 _REQUESTS = ("max_concurrent_requests", "max_concurrent_requests=…")
 _MEANT: dict[str, tuple[str, str]] = {
     "model": _MODEL,
-    **{name: ("backend_kwargs", f'backend_kwargs={{"{name}": …}}') for name in ("model_name", "api_key", "base_url")},
-    **{name: ("backend_kwargs", f'backend_kwargs={{"{name}": …}}') for name in ("price", "context_window")},
+    **{
+        name: ("backend_kwargs", f'backend_kwargs={{"{name}": …}}')
+        for name in ("model_name", "api_key", "base_url", "price", "context_window", "max_retries", "default_headers")
+    },
     **{
         name: ("sampling_args", f'sampling_args={{"{name}": …}}')
         for name in ("temperature", "top_p", "top_k", "seed", "stop", "reasoning_effort", "max_completion_tokens")
@@ -82,7 +84,9 @@ def _meant(name: str, known: list[str], elsewhere: list[str]) -> tuple[str | Non
             return _OTHER_NAMES[name], None
     if takers(name):
         return None, None
-    near = difflib.get_close_matches(name, known, n=1) or difflib.get_close_matches(name, elsewhere, n=1, cutoff=0.8)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.7) or difflib.get_close_matches(
+        name, elsewhere, n=1, cutoff=0.8
+    )
     return (near[0] if near else None), None
 
 

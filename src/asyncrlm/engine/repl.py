@@ -39,6 +39,7 @@ from ..repl.web import Web
 from ..types import REPLResult, RLMChatCompletion, usage_of_one
 from .approval import Approval
 from .asking import Asking
+from .checks import Checks
 from .configure import (
     checked_environment,
     checked_function,
@@ -168,7 +169,7 @@ class Repl:
     async def _ready(self) -> AsyncGenerator[Session]:
         async with ResourceScope() as scope:
             self._services = _Asking(
-                self._model, self._door(scope), self._timeout, Asking(self._prompts, scope.threads)
+                self._model, self._door(scope), self._timeout, Asking(self._prompts, Checks(scope.threads))
             )
             self._tools = await with_servers(self._tools, self._servers, scope)
             async with Session(

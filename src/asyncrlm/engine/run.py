@@ -85,7 +85,7 @@ class Run:
             self._approval = Approval(hook, run_id=self.run_id, depth=depth, on_failure=self._telling.listener_failed)
         self._turns = Turns(tree, root, self._telling, path=path, approval=self._approval)
         self._history = self._turns.history
-        self._answers = Answers(shape, self._configuration.prompts, tree.scope.threads)
+        self._answers = Answers(shape, self._configuration.prompts, tree.checks)
         self._closing = Closing(tree, self._turns, self._answers, depth=depth, root_prompt=root_prompt)
         self._result: RunResult | None = None
 

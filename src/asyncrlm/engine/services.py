@@ -42,7 +42,7 @@ class RunServices:
         self._stamp = stamp
         self._start_child = start_child
         self._started = 0
-        self._asking = Asking(tree.configuration.prompts, tree.scope.threads)
+        self._asking = Asking(tree.configuration.prompts, tree.checks)
 
     def limits(self) -> dict[str, Any]:
         """What is left: money in USD, tokens, sub-calls, seconds; None where there is no limit."""
@@ -78,7 +78,7 @@ class RunServices:
         return await self._asking.reply(spec, call, send)
 
     async def _child(self, call: SubCall, spec: ClientSpec, record: _Record) -> str:
-        shape = None if call.schema is None else self._asking.shape(call.schema)
+        shape = None if call.schema is None else await self._tree.checks.shape(call.schema)
         self._count()
         gate = self._tree.child_gate(self._depth + 1)
         await gate.acquire()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
-import re
-from collections.abc import Callable, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn, cast, get_args
 
 import msgspec
@@ -15,15 +15,13 @@ from msgspec import Struct
 from ..caught import described
 from ..clipping import clip
 from ..errors import ConfigurationError
+from .fitting import Steps, TooManySteps, are_unique
 
 MOST_PROBLEMS = 5
 """Problems of one answer that its model is told of."""
 PROBLEM_LENGTH = 400
 """Characters of each."""
 
-_FENCED = re.compile(
-    r"^[ \t]*(?P<f>`{3,}|~{3,})[ \t]*(?:json)?[ \t]*\n(?P<body>.*?)^[ \t]*(?P=f)[ \t]*$", re.S | re.M | re.I
-)
 _KEYWORDS = frozenset(
     [
         "$ref",
@@ -51,6 +49,12 @@ _KEYWORDS = frozenset(
         "minItems",
         "maxItems",
         "minProperties",
+        "maxProperties",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "multipleOf",
+        "uniqueItems",
+        "propertyNames",
     ]
 )
 """One of these makes a dict a JSON schema."""
@@ -72,42 +76,64 @@ class Shape(Struct, frozen=True):
     """What an answer must be."""
 
     schema: dict[str, Any]
-    check: Callable[[str], Any]
-    """From JSON to the value. Raises `Misfit`."""
+    check: Callable[[str, Steps], Any]
+    """From JSON to the value. Raises `Misfit`, or `TooManySteps` where the schema is a cell's."""
 
     @property
     def stated(self) -> str:
         """The schema as a model reads it."""
         return json.dumps(self.schema, ensure_ascii=False)
 
-    def read(self, text: str) -> Fit:
+    def read(self, text: str, steps: Steps) -> Fit:
         """The value that `text` says: JSON, JSON in a fenced block, or a text that itself is the value.
 
         Raises:
             Misfit: if it says none that fits.
+            TooManySteps: if that can't be said in those steps.
         """
         text = text.strip()
         problem: Misfit | None = None
-        blocks = [block["body"].strip() for block in _FENCED.finditer(text)]
-        for candidate in (text, *reversed(blocks)):
+        for candidate in (text, *reversed([*_fenced(text)])):
+            steps.spend(1)
             if _not_json(candidate) is None:
                 try:
-                    return Fit(candidate, self._checked(candidate))
+                    return Fit(candidate, self._checked(candidate, steps))
                 except Misfit as misfit:
                     problem = problem or misfit
         try:
             whole = json.dumps(text)
-            return Fit(json.dumps(text, ensure_ascii=False), self._checked(whole))
+            return Fit(json.dumps(text, ensure_ascii=False), self._checked(whole, steps))
         except Misfit:
             raise problem or Misfit(f"it is not JSON: {_not_json(text)}") from None
 
-    def _checked(self, text: str) -> Any:
+    def _checked(self, text: str, steps: Steps) -> Any:
         try:
-            return self.check(text)
-        except Misfit:
+            return self.check(text, steps)
+        except (Misfit, TooManySteps):
             raise
         except BaseException as error:  # in a thread: of the caller's own class, whose code found something wrong
             raise Misfit(clip(described(error), PROBLEM_LENGTH)) from error
+
+
+def _fenced(text: str) -> Iterator[str]:
+    """What fenced blocks hold that may be JSON. In linear time, whatever the fences."""
+    lines = text.split("\n")
+    fences: dict[str, list[int]] = {}
+    for at, line in enumerate(lines):
+        bare = line.strip()
+        if bare[:3] in ("```", "~~~") and bare == bare[0] * len(bare):
+            fences.setdefault(bare, []).append(at)
+    at = 0
+    while at < len(lines):
+        bare = lines[at].strip()
+        name = bare.lstrip(bare[0]) if bare[:3] in ("```", "~~~") else "none"
+        if name.strip().lower() in ("", "json"):
+            closing = fences.get(bare.removesuffix(name), [])
+            after = bisect_right(closing, at)
+            if after < len(closing):
+                yield "\n".join(lines[at + 1 : closing[after]]).strip()
+                at = closing[after]
+        at += 1
 
 
 def _not_json(text: str) -> str | None:
@@ -133,24 +159,41 @@ def shape_of(given: Any, argument: str = "response_format") -> Shape | None:
     Raises:
         ConfigurationError: naming what would be right.
     """
+    if not isinstance(given, Mapping):
+        return None if given is None else _of_type(given)
+    schema = schema_in(cast("Mapping[str, Any]", given), argument)
+    return None if schema is None else _of_schema(schema, argument)
+
+
+def schema_in(given: Mapping[str, Any], argument: str) -> dict[str, Any] | None:
+    """The JSON schema that a dict gives, itself or in one of OpenAI's forms; None for any text.
+
+    Raises:
+        ConfigurationError: if there is none in it.
+    """
+    schema = dict(given)
     match given:
-        case None | {"type": "text"}:
+        case {"type": "text"}:
             return None
         case {"type": "json_object"}:
-            return _of_schema({"type": "object"}, argument)
+            return {"type": "object"}
         case {"type": "json_schema"}:
-            held = cast("dict[str, Any]", given).get("json_schema")
-            schema: Any = cast("dict[str, Any]", held).get("schema") if isinstance(held, dict) else None
-            if not isinstance(schema, dict):
+            held = given.get("json_schema")
+            held = cast("dict[str, Any]", held).get("schema") if isinstance(held, dict) else None
+            if not isinstance(held, dict):
                 raise ConfigurationError(
                     f'{argument} of type "json_schema" must hold its schema: '
                     '{"type": "json_schema", "json_schema": {"name": …, "schema": {…}}}'
                 )
-            return _of_schema(cast("dict[str, Any]", schema), argument)
-        case Mapping():
-            return _of_schema(dict(cast("Mapping[str, Any]", given)), argument)
+            schema = cast("dict[str, Any]", held)
         case _:
-            return _of_type(given)
+            pass
+    if schema and not _KEYWORDS & schema.keys():
+        raise ConfigurationError(
+            f"{argument} has none of JSON schema's keywords, its keys are {clip(str(list(schema)), 120)}: "
+            'write such as {"type": "object", "properties": {…}}'
+        )
+    return schema
 
 
 # ---- types -----------------------------------------------------------------------------------------------------------
@@ -190,7 +233,7 @@ def _with_msgspec(given: Any) -> Shape:
     schema: dict[str, Any] = msgspec.json.schema(given)
     decoder = msgspec.json.Decoder(given)
 
-    def check(text: str) -> Any:
+    def check(text: str, _: Steps) -> Any:
         try:
             return decoder.decode(text)
         except msgspec.DecodeError as error:  # also a ValidationError
@@ -206,7 +249,7 @@ def _with_pydantic(given: Any) -> Shape:
     adapter: Any = given if isinstance(given, pydantic.TypeAdapter) else pydantic.TypeAdapter(given)
     schema = cast("dict[str, Any]", adapter.json_schema())
 
-    def check(text: str) -> Any:
+    def check(text: str, _: Steps) -> Any:
         try:
             return adapter.validate_json(text)
         except pydantic.ValidationError as error:
@@ -238,11 +281,6 @@ def _opened(schema: dict[str, Any]) -> dict[str, Any]:
 def _of_schema(schema: dict[str, Any], argument: str) -> Shape:
     jsonschema: Any = importlib.import_module("jsonschema")
     registry: Any = importlib.import_module("referencing").Registry()
-    if schema and not _KEYWORDS & schema.keys():
-        raise ConfigurationError(
-            f"{argument} has none of JSON schema's keywords, its keys are {clip(str(list(schema)), 120)}: "
-            'write such as {"type": "object", "properties": {…}}'
-        )
     try:
         json.dumps(schema)
         kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
@@ -254,10 +292,12 @@ def _of_schema(schema: dict[str, Any], argument: str) -> Shape:
             f"{argument} is not a JSON schema: {clip(error.message, PROBLEM_LENGTH)} - at `{error.json_path}`"
         ) from error
     _check_references(schema, schema, argument)
+    # jsonschema compares each item with each other one, and the answer that holds them may be a cell's.
+    kind = jsonschema.validators.extend(kind, {"uniqueItems": _unique_items})
     # An empty registry: what a reference names is in the schema, nothing is fetched.
     validator = kind(schema, registry=registry)
 
-    def check(text: str) -> Any:
+    def check(text: str, _: Steps) -> Any:
         value = json.loads(text)
         try:
             errors: list[Any] = list(itertools.islice(validator.iter_errors(value), MOST_PROBLEMS))
@@ -271,6 +311,12 @@ def _of_schema(schema: dict[str, Any], argument: str) -> Shape:
         return value
 
     return Shape(schema, check)
+
+
+def _unique_items(validator: Any, wanted: bool, value: Any, schema: Any) -> Iterator[Any]:
+    if wanted and validator.is_type(value, "array") and not are_unique(value):
+        jsonschema: Any = importlib.import_module("jsonschema")
+        yield jsonschema.ValidationError("it has equal items, which it must not")
 
 
 def _check_references(part: Any, schema: dict[str, Any], argument: str) -> None:

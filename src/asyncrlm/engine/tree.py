@@ -22,6 +22,7 @@ from ..lm.pacing.fallback import priced
 from ..observe.log import get_logger
 from ..repl.resources import ResourceScope
 from .call import Call, Watching
+from .checks import Checks
 from .door import ModelDoor
 
 Stamp: TypeAlias = Callable[[], dict[str, Any]]
@@ -43,6 +44,7 @@ class Tree:
         self.router = configuration.router
         self.flow = (self.run_id if call.tenant is None else ("tenant", call.tenant), self.run_id)
         """Whose requests these are, where runs take turns at an account."""
+        self.checks = Checks(scope.threads)
         self.gate = Gate(limits.max_concurrent_requests)
         self.started = anyio.current_time()
         self.deadline = self.started + limits.max_timeout if limits.max_timeout is not None else float("inf")

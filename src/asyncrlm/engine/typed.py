@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import anyio
-import anyio.to_thread
-
 from ..errors import LMError
 from . import prompts as words
+from .checks import Checks
+from .fitting import TooManySteps
 from .prompts import Prompts
 from .shapes import Fit, Misfit, Shape
 
@@ -14,7 +13,7 @@ from .shapes import Fit, Misfit, Shape
 class Answers:
     """Reads what one run's model submits."""
 
-    def __init__(self, shape: Shape | None, prompts: Prompts, threads: anyio.CapacityLimiter) -> None:
+    def __init__(self, shape: Shape | None, prompts: Prompts, checks: Checks) -> None:
         self.shape = shape
         self.problem: str | None = None
         """Why the newest answer was refused; None if it was not."""
@@ -22,7 +21,7 @@ class Answers:
         """Whether the newest answer is another one than that which was refused before it."""
         self._refused: str | None = None
         self._prompts = prompts
-        self._threads = threads
+        self._checks = checks
 
     async def read(self, text: str) -> Fit | None:
         """The answer in `text`; None if it does not fit, for the reason that `problem` then gives."""
@@ -31,10 +30,8 @@ class Answers:
         self.problem = None
         self.newly_refused = False
         try:
-            return await anyio.to_thread.run_sync(
-                self.shape.read, words.clean(text), abandon_on_cancel=True, limiter=self._threads
-            )
-        except Misfit as misfit:
+            return await self._checks.read(self.shape, words.clean(text))
+        except (Misfit, TooManySteps) as misfit:
             self.problem = str(misfit)
             self.newly_refused, self._refused = text != self._refused, text
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..caught import described, is_own
+from ..caught import described, is_async, is_own
 from ..errors import ConfigurationError, LMError
 from .base import LMClient, LMReply, LMRequest
 
@@ -23,7 +23,7 @@ class CallableClient(LMClient):
     burst: ClassVar[int | None] = 256
 
     def __init__(self, function: Callable[..., Awaitable[str | LMReply]], *, model: str | None = None) -> None:
-        if not _is_async(function):
+        if not is_async(function):
             raise ConfigurationError(
                 f"the model function {_name(function)} is not async: write `async def {_spelt(function)}(messages)`, "
                 "and inside it `await anyio.to_thread.run_sync(...)` for what blocks"
@@ -58,12 +58,6 @@ class CallableClient(LMClient):
 
     def __repr__(self) -> str:
         return f"<CallableClient {self.model}>"
-
-
-def _is_async(function: Callable[..., Any]) -> bool:
-    while hasattr(function, "func"):  # functools.partial
-        function = function.func  # type: ignore[attr-defined]
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def _takes_messages(function: Callable[..., Any]) -> bool:

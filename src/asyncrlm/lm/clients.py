@@ -98,7 +98,7 @@ def _named_spec(name: str, kwargs: dict[str, Any], sampling: dict[str, Any]) -> 
 
 def _unknown_backend(name: str) -> ConfigurationError:
     near = [f"{family}/{name}" for prefix, family in _FAMILIES.items() if name.startswith(prefix)]
-    near += difflib.get_close_matches(name, BACKENDS, 1)
+    near += difflib.get_close_matches(name, BACKENDS, 1, 0.7)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     return ConfigurationError(f"unknown backend {name!r}{hint}; known: {', '.join(BACKENDS)}")
 
@@ -107,7 +107,9 @@ def _offline_spec(kwargs: dict[str, Any], sampling: dict[str, Any]) -> ClientSpe
     from .offline.client import OfflineLM  # noqa: PLC0415 - only loaded where it is asked for
 
     refuse_unknown("offline", kwargs, OUR_KWARGS)
-    kwargs.pop("model_name", None)
+    model = kwargs.pop("model_name", None)
+    if model not in (None, "offline"):
+        raise ConfigurationError(f"the backend offline has no models to choose from: leave model_name={model!r} out")
     return _object_spec(OfflineLM(), kwargs, sampling, backend="offline", where="offline")
 
 

@@ -44,12 +44,13 @@ class Init(_Frame, tag="init"):
 
 
 class Load(_Frame, tag="load"):
-    """Bind a variable, which is put back after each cell. One of `value`, `path`, `descriptor` says where it is from.
+    """Bind a variable, which is put back after each cell. `value`, `path` or `descriptor` says where it is from.
 
     `form`: "text" (UTF-8 with surrogatepass), "bytes", "json" (codec values), "pickle" (host → worker only),
     "code" (executed; the variable is what it binds under `name`), "documents" (an index and files), "lazy" (a file that
-    stays one: `value` is what `file` calls name it by, its name and its bytes), "binary" (an open file), "table"
-    (`value` is its library and class).
+    stays one: `value` is what `file` calls name it by, its name and its bytes), "folder" (files that stay files:
+    `value` names them all, the rest says where their index is), "binary" (an open file), "table" (`value` is its
+    library and class, the rest says where its bytes are).
     """
 
     id: int

@@ -13,12 +13,12 @@ import anyio
 import anyio.to_thread
 from msgspec import UNSET
 
-from ..caught import is_ctrl_c, is_own, said
+from ..caught import is_async, is_ctrl_c, is_own, said
 from .framing import packed
 from .raised import innermost
 from .sizes import is_large
 from .tool_threads import ToolThreads, TooManyLeftError
-from .tools import HostTools, is_async
+from .tools import HostTools
 from .worker import codec
 
 TOOL_THREADS = 64

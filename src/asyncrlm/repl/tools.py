@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import keyword
 import math
 import re
@@ -13,6 +12,7 @@ from typing import Any, Literal, cast
 
 from msgspec import UNSET, Struct, UnsetType, field
 
+from ..caught import is_async
 from ..errors import ConfigurationError
 from .tool_objects import functions_of, source_of
 from .tool_words import describe_function, describe_object, describe_source, describe_value, docstring
@@ -135,11 +135,6 @@ class HostTools:
         if any(tool.untrusted for tool in self.entries.values()):
             lines.append(untrusted)
         return "\n".join(lines)
-
-
-def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling it makes a coroutine."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004 -- not whether it can be called, but how
 
 
 def check_name(name: Any) -> None:

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import anyio.to_thread
 
+from ...caught import is_async
 from ...errors import ConfigurationError, LMError
 from ..http.connection import Connection, Endpoint, connected
 from ..http.endpoints import (
@@ -194,7 +195,7 @@ def _endpoint(settings: ConnectionSettings, sdk: AsyncAzureOpenAI) -> Endpoint:
 
 
 async def _token(provider: Callable[[], Any]) -> str:
-    if inspect.iscoroutinefunction(provider):
+    if is_async(provider):
         return await provider()
     # A plain one asks the network when its token is about to expire.
     token = await anyio.to_thread.run_sync(provider, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1))
