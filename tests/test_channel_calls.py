@@ -221,6 +221,13 @@ async def test_a_message_whose_content_is_no_text_is_named(content: Any, error: 
     assert not services.calls
 
 
+async def test_a_model_named_by_a_long_text_is_none() -> None:
+    services = FunctionServices()
+    replies, _ = await replies_to([{"kind": "llm", "prompt": "m", "model": "text " * 5_000}], services=services)
+    assert "this one has 25,000 characters" in replies[0]["error"]
+    assert (replies[0]["kind"], services.calls) == ("bad_request", [])
+
+
 async def test_texts_in_the_parts_of_a_message_are_one_text() -> None:
     services = FunctionServices()
     parts = [{"type": "text", "text": "a"}, "b", {"type": "text", "text": "c"}]

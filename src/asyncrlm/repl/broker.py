@@ -18,7 +18,7 @@ from ..caught import said
 from ..errors import LimitError, LMError, ProtocolError, RLMError
 from .channel import Channel
 from .clock import CellClock
-from .framing import LARGE, encode_frame
+from .framing import LARGE, MOST_OF_A_NAME, encode_frame
 from .messages import Call, Cancel, Reply
 from .raised import innermost
 from .room import Room
@@ -166,6 +166,10 @@ class Broker:
             raise ProtocolError(f"the worker made a call of the unknown kind {call.kind[:40]!r}")
         if call.kind == "tool" and not self._is_tool(call.name):
             raise ProtocolError(f"the worker called the unknown tool {str(call.name)[:40]!r}")
+        if call.model is not None and len(call.model) > MOST_OF_A_NAME:
+            text = f"model= must be the name of a model; this one has {len(call.model):,} characters"
+            self._channel.reply(Reply(id=call.id, error=text, kind="bad_request"))
+            return
         if not self._open:
             self._clock.pause()
         of = (call.kind, call.model or call.name)
