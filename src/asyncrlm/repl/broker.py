@@ -21,6 +21,7 @@ from .clock import CellClock
 from .framing import LARGE, MOST_OF_A_NAME, encode_frame
 from .messages import Call, Cancel, Reply
 from .raised import innermost
+from .reading import holds_more
 from .room import Room
 from .shelf import PASSED
 from .tool_desk import ToolDesk, ToolFailure
@@ -36,6 +37,8 @@ ENOUGH = 3
 MOST_TASKS = 2_048
 """Calls of one model or tool served at once, unless more requests may be in flight. What a worker may have
 unanswered beyond waits as frames, which are much smaller: every garbage collection walks all that a task holds."""
+MOST_OF_A_SCHEMA = 20_000
+"""Values of `schema=`, as it comes: some stand for others."""
 SLICE = 4_096
 """Calls dropped in a row before other tasks get their turn."""
 
@@ -335,6 +338,8 @@ def _cancelled(number: int) -> Reply:
 
 def _asked_for(call: Call) -> tuple[str | list[dict[str, Any]], Any]:
     """Prompt and schema of a call."""
+    if holds_more(call.schema, MOST_OF_A_SCHEMA):  # found out before it is made anew
+        raise LMError(f"schema= is too large: it has more than {MOST_OF_A_SCHEMA:,} values", kind="bad_request")
     prompt = check_prompt(codec.decode(call.prompt))
     if call.kind == "llm" and not isinstance(prompt, str):
         prompt = [{**message, "content": _text(message["content"], number)} for number, message in enumerate(prompt)]
