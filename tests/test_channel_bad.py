@@ -219,6 +219,23 @@ def test_noise_ends_in_an_outcome_or_a_protocol_error(noise: list[bytes], backen
     anyio.run(main, backend=backend)
 
 
+async def test_a_stream_that_does_not_end_after_its_worker_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_module, "END_GRACE", 0.05)
+
+    async def script(worker: Worker) -> None:
+        await worker.hello()
+        await worker.cell()
+        await worker.send(t="exited", status=9, reason="its end")
+        await anyio.sleep_forever()
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            session, _ = fake_session(group, script)
+            async with session:
+                assert "its end" in ((await session.execute("")).lost or "")
+            group.cancel_scope.cancel()
+
+
 async def test_a_flood_starves_nobody() -> None:
     turns = 0
 

@@ -339,6 +339,54 @@ async def test_a_worker_that_takes_no_replies_runs_out_of_credit(direct: bool) -
     assert "beyond its credit" in str(link.failure)
 
 
+class TellsLate(FakeSandbox):
+    """Its `send` returns only after the worker had the bytes, and sent what it then could."""
+
+    def __init__(self) -> None:
+        super().__init__(direct=False)
+        self.may_return = anyio.Event()
+
+    async def send(self, data: bytes) -> None:
+        await super().send(data)
+        if b'"reply"' in data:
+            await self.may_return.wait()
+
+
+async def test_credit_is_back_before_the_worker_can_know_it() -> None:
+    sandbox = TellsLate()
+    link = Link(sandbox)
+    second = b'{"t":"call","id":1,"kind":"limits"}\n'
+    link.channel = Channel(sandbox, link, credit=len(second))
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            group.start_soon(link.run)
+            await sandbox.outward.send(b'{"t":"ready","version":1,"python":"3"}\n')
+            await link.ready.wait()
+            broker = Broker(
+                group,
+                link.channel,
+                FunctionServices(),
+                HostTools(),
+                CellClock(None, sandbox.cpu_seconds),
+                desk=ToolDesk(),
+                room=link.room,
+                threads=anyio.CapacityLimiter(1),
+            )
+            link.begin_cell(1, "", broker)
+            await sandbox.outward.send(second.replace(b"1", b"0"))
+            await sandbox.inward.receive()
+            while b'"reply"' not in await sandbox.inward.receive():
+                pass
+            await sandbox.outward.send(second)
+            while sandbox.outward.data:
+                await anyio.lowlevel.checkpoint()
+            await anyio.wait_all_tasks_blocked()
+            assert link.failure is None
+            sandbox.may_return.set()
+            sandbox.kill()
+            await link.ended.wait()
+
+
 async def test_frames_of_ours_are_bounded_and_a_worker_that_takes_none_is_given_up() -> None:
     sandbox = FakeSandbox()
     link = Link(sandbox)

@@ -60,6 +60,13 @@ async def test_many_children_at_once_never_deadlock(no_leaks: None) -> None:
     assert completion.response == "|".join(f"{i}ab" for i in range(12))
 
 
+async def test_a_child_never_waits_for_the_place_its_parent_has() -> None:
+    model = by_context(submit("rlm_query('go')"), submit("context if context == 'leaf' else rlm_query('leaf') + '!'"))
+    rlm = AsyncRLM(model, max_depth=3, max_concurrent_subcalls=1)
+    with anyio.fail_after(10):
+        assert (await rlm.acompletion("CTX", "QUESTION")).response == "leaf!"
+
+
 def priced(cost: float, *replies: str) -> ScriptedLM:
     usage = LMUsage(input_tokens=10, output_tokens=10, cost=cost)
     return ScriptedLM([LMReply(text=text, usage=usage) for text in replies])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -214,6 +215,14 @@ def test_soft_forgets_old_calls() -> None:
     assert before - ledger.left()["tokens"] == 10
 
 
+def test_soft_learns_nothing_from_an_estimate() -> None:
+    ledger = Ledger(max_tokens=10**9)
+    reserved(ledger, need(0, output_cap=7)).settle_estimated()
+    before = ledger.left()["tokens"]
+    reserved(ledger, need(0))
+    assert before - ledger.left()["tokens"] == FIRST_OUTPUT_GUESS
+
+
 def test_a_guess_alone_refuses_no_call() -> None:
     ledger = Ledger(max_tokens=500)
     reserved(ledger, need(300)).settle(used(100, 50))
@@ -267,6 +276,13 @@ def test_an_allowance_is_replaced_and_never_over_half() -> None:
     assert ledger.left() == {"money": 0.002, "tokens": 500, "calls": None}
     with pytest.raises(BudgetExceededError, match="kept for the closing answer"):
         ledger.try_reserve(need(300, output_cap=300))
+
+
+@pytest.mark.parametrize(("mode", "kept"), [("hard", 600), ("soft", 134)])
+def test_an_allowance_is_for_each_model_that_may_be_asked(mode: Any, kept: int) -> None:
+    ledger = Ledger(max_tokens=10_000, mode=mode)
+    ledger.hold_back(need(100, output_cap=100, models=3))
+    assert ledger.left()["tokens"] == 10_000 - kept
 
 
 def test_soft_closing_takes_the_last_room() -> None:
@@ -387,6 +403,20 @@ async def test_a_waiter_can_be_cancelled(hard: Ledger) -> None:
     assert len(got) == 1
     for reservation in (open_, *got):
         reservation.release()
+    assert hard.left()["tokens"] == 1_000
+
+
+def test_a_task_cancelled_with_room_in_hand_gives_it_back(hard: Ledger) -> None:
+    async def main() -> None:
+        first = reserved(hard, need(500, output_cap=400))
+        waiting = asyncio.create_task(hard.reserve(need(400, output_cap=400)))
+        await anyio.wait_all_tasks_blocked()
+        first.release()
+        waiting.cancel()  # which reaches the task though it has been served
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(main())
     assert hard.left()["tokens"] == 1_000
 
 

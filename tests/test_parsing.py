@@ -250,6 +250,7 @@ def test_looks_like_code(text: str, code: bool) -> None:
         "a " * 150_000 + "-",
         "`" * 300_000 + "x",
         "~" * 300_000 + "x",
+        " " * 300_000 + "^",
     ],
     ids=lambda text: text[:12],
 )

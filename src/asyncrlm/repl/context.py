@@ -89,6 +89,15 @@ class LoadPlan(Struct, frozen=True, kw_only=True):
         content = self.content
         return len(content) if isinstance(content, bytes) or (content and content.isascii()) else None
 
+    @property
+    def most_bytes(self) -> int:
+        """How many bytes `chunks` gives at most."""
+        if self.files is not None:
+            return sum(file.size for file in self.files.files)
+        if (known := self.nbytes) is not None:
+            return known
+        return 4 * len(self.content or "")
+
     def chunks(self) -> Iterator[bytes]:
         """The bytes of the file in the sandbox, made slice by slice.
 
