@@ -170,6 +170,13 @@ def test_it_says_what_jsonschema_says(schema: dict[str, Any]) -> None:
         assert fits == peer.is_valid(value), value
 
 
+async def test_any_other_class_is_told_what_would_be_right() -> None:
+    async with Repl(lm=ScriptedLM([])) as repl:
+        with anyio.fail_after(10):
+            result = await repl.execute("llm_query('x', schema=int)")
+    assert "or a pydantic model; the class int is neither" in (result.error or "")
+
+
 async def test_a_class_of_pydantic_is_a_schema() -> None:
     pytest.importorskip("pydantic", reason="pydantic is not installed")
     code = "from pydantic import BaseModel\nclass A(BaseModel):\n    n: int\nr = llm_query('x', schema=A)\nprint(r)"

@@ -65,6 +65,47 @@ async def test_what_happens_to_a_container_in_the_middle_of_a_cell_is_told(
         assert "NameError" in ((await repl.execute("print(x)")).error or "")
 
 
+async def test_a_container_that_is_killed_while_a_context_is_brought_there_is_told_of(
+    docker: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its stream is full then, which the engine does not end."""
+    from asyncrlm.environments.docker_container import Container
+
+    original, sent, full = Container.send, 0, anyio.Event()
+
+    async def counted(self: Container, data: bytes) -> None:
+        nonlocal sent
+        await original(self, data)
+        sent += len(data)
+        if sent > 20_000_000:
+            full.set()
+
+    monkeypatch.setattr(Container, "send", counted)
+
+    async def use() -> None:
+        with pytest.raises(SandboxLost, match=r"killed from outside|is paused"):
+            async with Repl("docker", context=bytes(500_000_000)):
+                pass
+
+    with anyio.fail_after(CAP):
+        async with anyio.create_task_group() as group:
+            group.start_soon(use)
+            await full.wait()
+            (container,) = await ours(docker)
+            await docker.post(f"/containers/{container['Id']}/pause")
+            before = -1
+            while sent > before:  # nothing more is taken
+                before = sent
+                await anyio.sleep(0.2)
+            await docker.post(f"/containers/{container['Id']}/kill")
+
+
+async def test_a_context_that_its_container_has_no_room_for_is_told_of(docker: httpx.AsyncClient) -> None:
+    with anyio.fail_after(CAP), pytest.raises(SandboxLost, match="No space left on device"):
+        async with Repl("docker", context=bytes(100_000_000), environment_kwargs={"tmp_size": "20MB"}):
+            pass
+
+
 async def test_a_pause_that_passes_is_nothing(docker: httpx.AsyncClient) -> None:
     async with Repl("docker") as repl:
         (container,) = await ours(docker)

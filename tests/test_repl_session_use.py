@@ -96,6 +96,32 @@ async def test_loads_are_refused_with_a_reason() -> None:
             group.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize("how", ["ends", "stops sending", "says nothing"])
+async def test_a_variable_that_does_not_arrive_is_given_up(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncrlm.repl.link.STILL", 60.0 if how == "ends" else 0.05)
+    monkeypatch.setattr(FakeSandbox, "fate", lambda _: "it is paused")
+
+    async def never_sent(_: FakeSandbox, name: str, chunks: Any) -> str:
+        return await anyio.sleep_forever()
+
+    if how != "says nothing":
+        monkeypatch.setattr(FakeSandbox, "put_file", never_sent)
+
+    async def script(worker: Worker) -> None:
+        await worker.hello()
+        if how != "ends":
+            await anyio.sleep_forever()
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            session, opened = fake_session(group, script)
+            async with session:
+                with pytest.raises(SandboxLost, match="it is paused"):
+                    await session.load("context", "x" * 300_000)
+            group.cancel_scope.cancel()
+    assert opened[0].closed == 1
+
+
 async def use_all(session: Session) -> None:
     async with session:
         await session.load("context", "x" * 300_000)

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 CREATE_GRACE = 10.0
 """Seconds in which a container is made, whatever is cancelled meanwhile: its end could not be ordered before."""
 FATE_GRACE = 1.0
-"""Seconds for the engine to say why a container ended once its stream has."""
+"""Seconds for the engine to say why a container ended once its stream has, and for the stream to say its next once the
+container has ended: some engines don't end it while it is full of what the container did not take."""
 _KEPT_ERRORS = 2000
 _ENDED = ("die", "died")  # Docker's word, Podman's
 
@@ -62,6 +63,7 @@ class Container(Machine):
         self._out_of_memory = self._paused = False
         self._signal = self._status = ""
         self._died = anyio.Event()
+        self._reading: anyio.CancelScope | None = None
         self._watching = False
 
     # ---- the beginning ----
@@ -108,10 +110,10 @@ class Container(Machine):
             stream = self._stream
             if stream is None:
                 raise anyio.ClosedResourceError
-            try:
+            message, broken = None, (OSError, imported("aiohttp", "docker").ClientError)
+            with contextlib.suppress(*broken), anyio.CancelScope() as self._reading:
+                self._end_reading()
                 message = await stream.read_out()
-            except (OSError, imported("aiohttp", "docker").ClientError):
-                message = None
             if message is None:
                 if self._watching:
                     with anyio.move_on_after(FATE_GRACE):
@@ -151,6 +153,10 @@ class Container(Machine):
             self._watching = False
             self._died.set()
 
+    def _end_reading(self) -> None:
+        if self._status and self._reading is not None:
+            self._reading.deadline = anyio.current_time() + FATE_GRACE
+
     def _hear(self, action: str, attributes: dict[str, str]) -> None:
         if action == "oom":
             self._out_of_memory = True
@@ -161,6 +167,7 @@ class Container(Machine):
         elif action in _ENDED:
             self._status = attributes.get("exitCode") or attributes.get("containerExitCode") or "?"
             self._died.set()
+            self._end_reading()
 
     def fate(self) -> str:
         if self._out_of_memory:
@@ -189,8 +196,12 @@ class Container(Machine):
     async def destroy(self) -> None:
         engine, stream, self._stream = self._engine, self._stream, None
         if stream is not None:
+            connection = getattr(getattr(stream, "_resp", None), "connection", None)
+            transport = getattr(connection, "transport", None)
             with contextlib.suppress(AssertionError):  # aiodocker's, if the engine hung up first
                 await stream.close()
+            if transport is not None:
+                transport.abort()  # else it would wait until what was not taken is
         if engine is None or not self._made:
             return
         container = engine.docker.containers.container(self._name)

@@ -34,6 +34,10 @@ from .worker.bounds import MAX_FRAME
 
 MAX_CODE = MAX_FRAME // 12 - 1000
 """Characters of a cell: each takes at most 12 bytes of a frame."""
+STILL = 120.0
+"""Seconds for which nothing of a variable may move on its way to the worker; then that is given up."""
+SLOWEST = 1e6
+"""Bytes a second at which a worker reads a variable at the least, when it has all of it."""
 MAX_ERROR = 65_536
 """Characters kept of a traceback, half of them its head and half its tail; `raise ValueError(context)` is possible."""
 
@@ -45,7 +49,7 @@ class Link:
         self, sandbox: Sandbox, tell: Tell | None = None, threads: anyio.CapacityLimiter | None = None
     ) -> None:
         self.sandbox = sandbox
-        self._uploads = Uploads(sandbox, tell)
+        self._uploads = Uploads(sandbox, tell, self._moved)
         self.channel = Channel(sandbox, self, threads=threads)
         self.room = Room(lambda: self.channel.unsent)
         """Of tools' results on their way to the worker."""
@@ -73,6 +77,7 @@ class Link:
         """Whether the environment's `setup_code` has run."""
         self._load_error: str | None = None
         self._loads = 0
+        self._loading: anyio.CancelScope | None = None
         self._last_output: tuple[Printed, Printed] | None = None
 
     @property
@@ -100,6 +105,8 @@ class Link:
                 self.ended.set()
                 self.ready.set()
                 self.changed.set()
+                if self._loading is not None:  # not every stream tells who is sending that it is over
+                    self._loading.cancel()
                 await self._guard(self.sandbox.aclose)
 
     async def _read(self) -> None:
@@ -170,7 +177,7 @@ class Link:
             text = "it ended"
         elif status < 0:
             text = f"it was killed by signal {-status} ({_signal_name(-status)})"
-            if -status == signal.SIGKILL:
+            if -status == signal.SIGKILL and not reason:
                 text += ", perhaps for using too much memory"
         else:
             text = f"it exited with code {status}"
@@ -224,15 +231,13 @@ class Link:
         if plan.inline or plan.form in ("lazy", "table", "folder"):
             frame.value = plan.value
         try:
-            if plan.file is not None and self.sandbox.passes_files and not plan.file.odd:
-                frame.descriptor = True
-                await self.channel.pass_file(plan.file.open)
-            elif not plan.inline:
-                frame.path = await self._uploads.put(f"load-{number}", plan.name, plan.chunks(), plan.nbytes)
-            if self.alive:
-                self.channel.begin_load(number)
-                self.channel.send(frame)
-            await self.changed.wait()
+            with anyio.CancelScope() as scope:
+                self._loading = scope
+                await self._bring(plan, frame)
+            if scope.cancelled_caught and not self.changed.is_set():
+                fate = self.sandbox.fate()
+                self.kill(f"{plan.name} was not loaded, as nothing moved for too long" + (f": {fate}" if fate else ""))
+                await self.ended.wait()
         except (OSError, ConfigurationError) as error:
             self.kill(f"{plan.name} could not be loaded")
             raise ConfigurationError(f"{plan.name}: {error}") from error
@@ -245,6 +250,25 @@ class Link:
         if self._load_error is not None:
             raise ConfigurationError(f"{plan.name} could not be loaded: {self._load_error}")
         self.check()
+
+    async def _bring(self, plan: LoadPlan, frame: Load) -> None:
+        """Send it, and wait until the worker has it or is gone, or nothing moved for too long."""
+        self._moved(plan.most_bytes if self.sandbox.passes_files else 0)
+        if plan.file is not None and self.sandbox.passes_files and not plan.file.odd:
+            frame.descriptor = True
+            await self.channel.pass_file(plan.file.open)
+        elif not plan.inline:
+            frame.path = await self._uploads.put(f"load-{frame.id}", plan.name, plan.chunks(), plan.nbytes)
+        if self.alive:
+            self.channel.begin_load(frame.id)
+            self.channel.send(frame)
+        self._moved(plan.most_bytes)
+        await self.changed.wait()
+
+    def _moved(self, nbytes: int) -> None:
+        """Something of a variable did; what comes next may take as long as these bytes do."""
+        if self._loading is not None:
+            self._loading.deadline = anyio.current_time() + STILL + nbytes / SLOWEST
 
     async def hand_over(self, key: str, file: HostFile) -> str | None:
         """Give a cell a file of the host: its path in the sandbox, or None if its descriptor was passed, which the next

@@ -30,9 +30,11 @@ class _Kept:
 class Uploads:
     """The files of one sandbox."""
 
-    def __init__(self, sandbox: Sandbox, tell: Tell | None) -> None:
+    def __init__(self, sandbox: Sandbox, tell: Tell | None, moved: Callable[[int], None]) -> None:
+        """`moved` is called when something of a file was sent."""
         self._sandbox = sandbox
-        self._tell = None if sandbox.passes_files else tell  # there, a file is only written beside
+        self._tell = tell
+        self._moved = moved
         self._one = anyio.Lock()  # a stream takes one file at a time
         self._kept: dict[str, _Kept] = {}
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -55,15 +57,16 @@ class Uploads:
             anyio.BrokenResourceError: if the sandbox is gone.
         """
         async with self._one:
-            tell = self._tell
-            if tell is None:
+            if self._sandbox.passes_files:  # there, a file is only written beside
                 return await self._sandbox.put_file(name, chunks)
             sent, home = 0, threading.get_ident()
 
             def heard(now: int) -> None:
                 nonlocal sent
                 sent = now
-                tell(what, now, total)
+                self._moved(0)
+                if self._tell is not None:
+                    self._tell(what, now, total)
 
             def hear(now: int) -> None:  # where the chunk was taken
                 if threading.get_ident() == home:
@@ -72,8 +75,8 @@ class Uploads:
                     anyio.from_thread.run_sync(heard, now)
 
             path = await self._sandbox.put_file(name, _counted(chunks, hear))
-            if sent != total:
-                tell(what, sent, sent)
+            if sent != total and self._tell is not None:
+                self._tell(what, sent, sent)
             return path
 
     async def path_of(self, key: str, file: HostFile) -> str:
