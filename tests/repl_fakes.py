@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 import anyio
@@ -12,7 +12,7 @@ import anyio.abc
 import anyio.lowlevel
 
 from asyncrlm.repl.resources import ResourceScope
-from asyncrlm.repl.sandbox import Environment, Printed, Report, Sandbox, Scope, Settings
+from asyncrlm.repl.sandbox import Environment, Printed, Report, Sandbox, Scope
 from asyncrlm.repl.session import Session, SubCall
 
 
@@ -169,11 +169,6 @@ class FakeEnvironment(Environment, frozen=True, kw_only=True, dict=True):
     chunk: int = 1 << 18
     direct: bool = True
     opened: list[FakeSandbox]
-    common: Settings = Settings()
-
-    @property
-    def settings(self) -> Settings:
-        return self.common
 
     async def open(self, scope: Scope) -> Sandbox:
         await anyio.lowlevel.checkpoint()
@@ -218,7 +213,7 @@ def fake_session(
     script: Script,
     *,
     services: FunctionServices | None = None,
-    settings: Settings | None = None,
+    settings: Mapping[str, Any] | None = None,
     capacity: float = math.inf,
     chunk: int = 1 << 18,
     direct: bool = True,
@@ -229,9 +224,9 @@ def fake_session(
         script=script,
         group=group,
         opened=opened,
-        common=settings or Settings(),
         capacity=capacity,
         chunk=chunk,
         direct=direct,
+        **(settings or {}),
     )
     return Session(environment, ResourceScope(), services or FunctionServices(), **options), opened

@@ -58,9 +58,9 @@ async def test_a_bug_in_a_client_is_reported_as_what_it_is(query: str) -> None:
     rlm = AsyncRLM(root, other_backends=[Broken()], max_depth=2, on_subcall_complete=lambda *heard: ended.append(heard))
     seen, _ = await heard(rlm)
     _, finished = only(seen)
-    assert (finished.error, finished.error_kind) == ("KeyError: 'choices'", None)
+    assert (finished.error, finished.error_kind) == ("broken raised KeyError: 'choices'", "other")
     assert "KeyError: 'choices'" in told(root, 2)
-    assert [(model, error) for _, model, _, error in ended] == [("broken", "KeyError: 'choices'")]
+    assert [(model, error) for _, model, _, error in ended] == [("broken", "broken raised KeyError: 'choices'")]
 
 
 @pytest.mark.parametrize("query", ["llm_query", "rlm_query"])

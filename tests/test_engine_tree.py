@@ -124,6 +124,44 @@ async def test_children_count_as_sub_calls() -> None:
     assert len(child.calls) == 1
 
 
+SPIN = "while True: llm_query('x')"
+DEAF = "while True:\n    try: llm_query('x')\n    except BaseException: pass"
+
+
+@pytest.mark.parametrize(
+    ("code", "anyio_backend"),
+    [(SPIN, "asyncio"), pytest.param(DEAF, "trio", marks=pytest.mark.soak)],
+    ids=["spin", "deaf"],
+)
+async def test_a_cell_that_goes_on_to_ask_after_a_limit_is_ended(code: str) -> None:
+    sub, asked = echo(), 0
+
+    def count(*_: object) -> None:
+        nonlocal asked
+        asked += 1
+
+    root = scripted(cell(code), "enough")
+    rlm = AsyncRLM(root, other_backends=[sub], max_subcalls=5, on_limit="answer", on_subcall_complete=count)
+    with anyio.fail_after(10):
+        completion = await rlm.acompletion("CTX")
+    assert (completion.response, completion.stop_reason) == ("enough", "limit")
+    assert "the cell went on to ask after a limit was met: it was refused 5,000 times" in told(root, 2)
+    assert (len(sub.calls), asked) == (5, pytest.approx(5_005, abs=20))
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_what_a_cell_had_asked_before_it_heard_of_a_limit_does_not_end_it() -> None:
+    many = cell(
+        "import asyncio\n"
+        "one = await asyncio.gather(*[allm_query(str(n)) for n in range(2_000)])\n"
+        "two = llm_query_batched(['x'] * 6_000)\n"
+        "answer.update(content=len(one + two), ready=True)"
+    )
+    rlm = AsyncRLM(scripted(many), other_backends=[echo()], max_subcalls=5)
+    with anyio.fail_after(10):
+        assert (await rlm.acompletion("CTX")).response == "8000"
+
+
 @pytest.mark.parametrize("code", ["while True: pass", "import time; time.sleep(1000)", "llm_query('hang')"])
 async def test_the_deadline_cuts_through_anything(code: str, no_leaks: None) -> None:
     async def sub(messages: list[dict[str, str]]) -> str:

@@ -72,7 +72,13 @@ def test_an_argument_of_a_call(argument: str, says: str) -> None:
 
 @pytest.mark.parametrize(
     ("argument", "says"),
-    [("cell_timeout", "environment_kwargs"), ("model", "did you mean 'lm'?"), ("zzz", "known are: environment, env")],
+    [
+        ("cell_timeout", "environment_kwargs"),
+        ("model", "did you mean 'lm'?"),
+        ("api_key", 'backend_kwargs={"api_key": …}'),
+        ("backend_kwargs", "for the client of lm: give it too"),
+        ("zzz", "known are: environment, env"),
+    ],
 )
 def test_an_argument_of_a_repl(argument: str, says: str) -> None:
     assert says in said(lambda: Repl(**{argument: "x"}))  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ import pytest
 
 from asyncrlm import ConfigurationError, LMError, LMReply, LMRequest, LMUsage, Repl, REPLResult
 from asyncrlm.lm.base import LMClient
+from asyncrlm.testing import FakeOpenAIServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("no_leaks")]
 
@@ -111,6 +112,15 @@ async def test_sub_calls_work_however_they_are_spelt() -> None:
                 assert result.error is None, name
                 assert result.stdout == "['re: a', 're: b']\n", name
                 assert sorted(call.response for call in result.llm_calls) == ["re: a", "re: b"], name
+
+
+async def test_a_model_named_by_its_backend_is_given_what_that_takes() -> None:
+    async with FakeOpenAIServer(["pong"]) as server:
+        settings = {"base_url": server.base_url, "model_name": "m", "api_key": "k-17", "sampling_args": {"seed": 3}}
+        result = await one("print(llm_query('ping'))", lm="vllm", backend_kwargs=settings)
+    assert (result.stdout, result.error) == ("pong\n", None)
+    (request,) = server.requests
+    assert (request.headers["authorization"], request.body["model"], request.body["seed"]) == ("Bearer k-17", "m", 3)
 
 
 async def test_a_batch_is_as_wide_as_the_gate() -> None:

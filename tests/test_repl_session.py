@@ -11,7 +11,7 @@ from repl_fakes import FakeSandbox, FunctionServices, Worker, fake_session
 
 from asyncrlm.errors import ConfigurationError, SandboxLost
 from asyncrlm.repl import session as session_module
-from asyncrlm.repl.sandbox import Printed, Settings
+from asyncrlm.repl.sandbox import Printed
 from asyncrlm.repl.session import SubCall
 from asyncrlm.repl.tools import HostTools
 
@@ -90,7 +90,7 @@ async def test_a_cell_over_its_time_is_interrupted_then_killed(obeys: str, monke
 
     with anyio.fail_after(10):
         async with anyio.create_task_group() as group:
-            session, opened = fake_session(group, script, settings=Settings(cell_timeout=0.05))
+            session, opened = fake_session(group, script, settings={"cell_timeout": 0.05})
             async with session:
                 outcome = await session.execute("")
             group.cancel_scope.cancel()
@@ -127,9 +127,7 @@ async def test_calls_in_flight_are_not_charged_to_the_cell() -> None:
 
     with anyio.fail_after(10):
         async with anyio.create_task_group() as group:
-            session, _ = fake_session(
-                group, script, services=FunctionServices(answer), settings=Settings(cell_timeout=0.1)
-            )
+            session, _ = fake_session(group, script, services=FunctionServices(answer), settings={"cell_timeout": 0.1})
             async with session:
                 outcome = await session.execute("")
             group.cancel_scope.cancel()
@@ -158,7 +156,7 @@ async def test_cpu_time_counts_while_a_call_is_in_flight() -> None:
     with anyio.fail_after(10):
         async with anyio.create_task_group() as group:
             session, opened = fake_session(
-                group, script, services=FunctionServices(answer), settings=Settings(cell_timeout=0.1)
+                group, script, services=FunctionServices(answer), settings={"cell_timeout": 0.1}
             )
             async with session:
                 outcome = await session.execute("")
@@ -172,7 +170,7 @@ async def test_cpu_time_counts_while_a_call_is_in_flight() -> None:
 async def test_no_limit_is_no_limit() -> None:
     with anyio.fail_after(10):
         async with anyio.create_task_group() as group:
-            session, _ = fake_session(group, echo, settings=Settings(cell_timeout=None))
+            session, _ = fake_session(group, echo, settings={"cell_timeout": None})
             async with session:
                 assert (await session.execute("x")).variables == {"code": "x"}
             group.cancel_scope.cancel()
@@ -291,7 +289,7 @@ async def test_setup_code_runs_before_the_first_cell_of_each_worker() -> None:
 
     with anyio.fail_after(10):
         async with anyio.create_task_group() as group:
-            session, _ = fake_session(group, script, settings=Settings(setup_code="setup"))
+            session, _ = fake_session(group, script, settings={"setup_code": "setup"})
             async with session:
                 for code in ("a", "b", "die", "c", "die"):
                     await session.execute(code)
@@ -309,7 +307,7 @@ async def test_setup_code_that_ends_the_worker_is_an_error() -> None:
 
     with anyio.fail_after(10):
         async with anyio.create_task_group() as group:
-            session, _ = fake_session(group, script, settings=Settings(setup_code="setup"))
+            session, _ = fake_session(group, script, settings={"setup_code": "setup"})
             async with session:
                 with pytest.raises(SandboxLost, match="setup_code ended the worker"):
                     await session.execute("a")

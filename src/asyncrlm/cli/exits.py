@@ -12,7 +12,7 @@ import msgspec
 
 from ..errors import ConfigurationError, RLMError, TimeoutExceededError
 from ..observe.text import plain, printable
-from . import INTERRUPTED
+from .interrupted import INTERRUPTED
 from .spoken import spoken
 
 if TYPE_CHECKING:

@@ -77,6 +77,7 @@ class Repl:
         web: How a context that is an `httpx.URL` is fetched.
         lm: What `llm_query` asks: a backend's name or "provider/model", an `LMClient`, or an
             `async def f(messages) -> str`. None: calls fail with a text that says so. `rlm_query` asks it too.
+        backend_kwargs: For the client of `lm`, as of `AsyncRLM`: `model_name`, `api_key`, `base_url`, ….
         custom_tools: Name → value or host callable, or name → {"tool": …, "description": …}; an entry may have
             `timeout` and `max_calls` too.
         mcp_servers: Servers whose tools are functions in cells, each an `MCPServer` or a dict with its fields.
@@ -101,6 +102,7 @@ class Repl:
         lazy: bool = False,
         web: Web | None = None,
         lm: str | LMClient | Callable[..., Awaitable[Any]] | None = None,
+        backend_kwargs: Mapping[str, Any] | None = None,
         custom_tools: Mapping[str, Any] | None = None,
         mcp_servers: Sequence[MCPServer | Mapping[str, Any]] | None = None,
         prompts: Prompts | None = None,
@@ -137,7 +139,9 @@ class Repl:
         )
         self._context, self._lazy, self._web = context, lazy, checked_web(web)
         self._replies = checked_replies({"cache": cache, "cache_size": cache_size, "record": record, "replay": replay})
-        self._model = None if lm is None else Router.of(lm, needs_keys=replay is None)
+        if lm is None and backend_kwargs is not None:
+            raise ConfigurationError("backend_kwargs are for the client of lm: give it too", argument="lm")
+        self._model = None if lm is None else Router.of(lm, backend_kwargs, needs_keys=replay is None)
         self._pacer = None if self._model is None else checked_pacer(pacer, self._model)
         self._tenant = checked_tenant(tenant)
         self._prompts = checked_prompts(prompts)

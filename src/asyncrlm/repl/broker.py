@@ -18,9 +18,10 @@ from ..caught import said
 from ..errors import LimitError, LMError, ProtocolError, RLMError
 from .channel import Channel
 from .clock import CellClock
-from .framing import LARGE, encode_frame
+from .framing import LARGE, MOST_OF_A_NAME, encode_frame
 from .messages import Call, Cancel, Reply
 from .raised import innermost
+from .reading import holds_more
 from .room import Room
 from .shelf import PASSED
 from .tool_desk import ToolDesk, ToolFailure
@@ -33,9 +34,13 @@ PERMANENT = frozenset({"authentication", "permission", "unknown_model", "not_fou
 """Kinds of failure that asking again does not mend."""
 ENOUGH = 3
 """The same permanent failure so many times in a cell raises in it, whatever `on_subcall_error` says."""
+MOST_REFUSALS = 5_000
+"""A cell that goes on to ask so many times after a limit was met is ended: it takes no refusal, and its run is over."""
 MOST_TASKS = 2_048
 """Calls of one model or tool served at once, unless more requests may be in flight. What a worker may have
 unanswered beyond waits as frames, which are much smaller: every garbage collection walks all that a task holds."""
+MOST_OF_A_SCHEMA = 20_000
+"""Values of `schema=`, as it comes: some stand for others."""
 SLICE = 4_096
 """Calls dropped in a row before other tasks get their turn."""
 
@@ -148,6 +153,9 @@ class Broker:
         self._open: dict[int, _Cancellable | _Lane] = {}  # every call taken and not replied; its lane while it waits
         self._frames: dict[int, bytes] = {}  # of large replies about to be given
         self._unwanted: set[int] = set()  # those of `_open` that the cell no longer waits for
+        self._newest = 0  # call taken
+        self._asked_at_limit: int | None = None  # the newest call when the first was refused for a limit
+        self._refusals = 0  # of calls made since
         self._over = False  # the cell is: what has no answer yet gets none
         self._answer = {"llm": self._answer_subcall, "rlm": self._answer_subcall, "tool": self._answer_tool}
         if files is not None:
@@ -166,8 +174,13 @@ class Broker:
             raise ProtocolError(f"the worker made a call of the unknown kind {call.kind[:40]!r}")
         if call.kind == "tool" and not self._is_tool(call.name):
             raise ProtocolError(f"the worker called the unknown tool {str(call.name)[:40]!r}")
+        if call.model is not None and len(call.model) > MOST_OF_A_NAME:
+            text = f"model= must be the name of a model; this one has {len(call.model):,} characters"
+            self._channel.reply(Reply(id=call.id, error=text, kind="bad_request"))
+            return
         if not self._open:
             self._clock.pause()
+        self._newest = call.id
         of = (call.kind, call.model or call.name)
         lane = self._lanes.get(of) or self._lanes.setdefault(of, _Lane())
         if lane.tasks < self._most_tasks and not self._over:
@@ -280,11 +293,22 @@ class Broker:
             kind, retryable = error.kind, error.retryable
         elif isinstance(error, LimitError):
             kind = "limit"
+            self._refused(call)
         else:
             kind = "child" if call.kind == "rlm" else "other"
         times = self.failures[kind] = self.failures.get(kind, 0) + 1
         raises = kind in PERMANENT and times >= ENOUGH
         return Reply(id=call.id, error=describe_error(error), kind=kind, retryable=retryable, raises=raises)
+
+    def _refused(self, call: Call) -> None:
+        """A limit was met. What had been asked by then, and all but one of a batch, was not asked in spite of it."""
+        if self._asked_at_limit is None:
+            self._asked_at_limit = self._newest
+        if call.id <= self._asked_at_limit or (call.group is not None and call.group != call.id):
+            return
+        self._refusals += 1
+        if self._refusals >= MOST_REFUSALS:
+            self._clock.end("refused")
 
     # ---- tools -------------------------------------------------------------------------------------------------------
 
@@ -331,6 +355,8 @@ def _cancelled(number: int) -> Reply:
 
 def _asked_for(call: Call) -> tuple[str | list[dict[str, Any]], Any]:
     """Prompt and schema of a call."""
+    if holds_more(call.schema, MOST_OF_A_SCHEMA):  # found out before it is made anew
+        raise LMError(f"schema= is too large: it has more than {MOST_OF_A_SCHEMA:,} values", kind="bad_request")
     prompt = check_prompt(codec.decode(call.prompt))
     if call.kind == "llm" and not isinstance(prompt, str):
         prompt = [{**message, "content": _text(message["content"], number)} for number, message in enumerate(prompt)]

@@ -10,7 +10,7 @@ from typing import Literal
 
 import anyio
 
-Verdict = Literal["time", "cpu"]
+Verdict = Literal["time", "cpu", "refused"]
 
 FINEST = 0.01
 """Seconds between two looks at the worker's CPU time, at least."""
@@ -35,6 +35,7 @@ class CellClock:
         self._since: float | None = time.monotonic()  # when it last began to run; None while paused
         self._due = math.inf  # when the timer wakes, by time.monotonic
         self._scope: anyio.CancelScope | None = None
+        self._verdict: Verdict | None = None
 
     @property
     def own(self) -> float:
@@ -55,10 +56,18 @@ class CellClock:
             self._due = due
             self._scope.deadline = anyio.current_time() + due - now
 
+    def end(self, verdict: Verdict) -> None:
+        """The cell is to end for another reason than its time."""
+        self._verdict = verdict
+        if self._scope is not None:
+            self._scope.cancel()
+
     async def wait(self, done: anyio.Event) -> Verdict | None:
-        """Until `done` is set (None) or a limit is met: "time" of its own, or "cpu" whatever is in flight."""
+        """Until `done` is set (None), a limit is met ("time" of its own, or "cpu" whatever is in flight), or `end`."""
         until_look = min(HEAD_START, self._limit / 10)
         while not done.is_set():
+            if self._verdict is not None:
+                return self._verdict
             left = self._limit - self.own if self._since is not None else math.inf
             if left <= 0:
                 return "time"

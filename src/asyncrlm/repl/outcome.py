@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct, field
 
-from .broker import Broker
+from .broker import MOST_REFUSALS, Broker
 from .clock import Verdict
 from .link import MAX_CODE, Link
 from .messages import Answer, CellError
@@ -78,13 +78,15 @@ def outcome_of(
 
 
 def _say_over(error: CellError | None, verdict: Verdict, limit: float | None) -> None:
-    """Say in the error of a cell that was interrupted which time limit it went over."""
+    """Say in the error of a cell that was interrupted why it was."""
     if error is not None and error.interrupted:
         error.message = f"stopped: {_over(verdict, limit)}"
         error.traceback = f"{error.traceback.rstrip()}\n{error.message}".lstrip()
 
 
 def _over(verdict: Verdict, limit: float | None) -> str:
+    if verdict == "refused":
+        return f"the cell went on to ask after a limit was met: it was refused {MOST_REFUSALS:,} times"
     if verdict == "cpu":
         return f"the cell used more than {limit:g} s of CPU time (cell_timeout)"
     return f"the cell ran for more than {limit:g} s (cell_timeout)"

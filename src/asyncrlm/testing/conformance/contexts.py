@@ -24,12 +24,13 @@ from .web import serving
 
 ODD = "é 中 \U0001f600 e\u0301 \u202e, NUL \0, \r\n and \r and \u2028, \x01\x01\x01, \ufeff, \ud800 \udfff\n"
 
-TABLES = {
-    "pandas": "pandas.DataFrame({'n': [1, None], 'é': ['x', '\\r\\n']}, index=['a', 'b'])",
-    "polars": "polars.DataFrame({'n': [1, None], 'é': ['x', '\\r\\n'], 'l': [[1], []]})",
-    "pyarrow": "pyarrow.table({'n': [1, None], 'é': ['x', '\\r\\n'], 'l': [[1], []]})",
+COLUMNS: dict[str, list[Any]] = {"n": [1, None], "é": ["x", "\r\n"]}
+TABLES: dict[str, tuple[str, dict[str, list[Any]], dict[str, Any]]] = {
+    "pandas": ("DataFrame", COLUMNS, {"index": ["a", "b"]}),
+    "polars": ("DataFrame", {**COLUMNS, "l": [[1], []]}, {}),
+    "pyarrow": ("table", {**COLUMNS, "l": [[1], []]}, {}),
 }
-"""A table of each library."""
+"""A table of each library: what makes it, its columns, and what else it is made with."""
 SEED = 6
 """Of what random values are made."""
 DIGEST = """
@@ -181,11 +182,13 @@ class Contexts(Conformance):
             raise unittest.SkipTest(f"none of {', '.join(TABLES)} is installed")
         async with working(Repl(environment)) as repl:
             for library in installed:
-                table = eval(TABLES[library], {library: importlib.import_module(library)})  # noqa: S307 - as cells do
+                maker, columns, options = TABLES[library]
+                table = getattr(importlib.import_module(library), maker)(columns, **options)
                 there = f"import importlib.util\nprint(importlib.util.find_spec({library!r}) is not None)"
                 if await printed(repl, there) == "True\n":
                     await repl.load("c", table)
-                    code = f"import {library}\nprint(type(c).__module__.split('.')[0], c.equals({TABLES[library]}))"
+                    code = f"import {library}\nmade = {library}.{maker}({columns!r}, **{options!r})\n"
+                    code += "print(type(c).__module__.split('.')[0], c.equals(made))"
                     same(await printed(repl, code), f"{library} True\n", f"a table of {library}")
                     continue
                 try:
