@@ -69,8 +69,8 @@ class AsyncRLM:
         persistent: Whether completions keep one REPL between them, as of a `session()` that lasts as long as the block
             of `async with`, which is then needed. They wait for one another.
         compaction: Whether a history that nears the root model's window is summarised by that model, of children too;
-            all messages stay in the REPL as `history`. Or what makes the summary: `async def f(messages, ask) -> str`,
-            where `await ask(messages)` asks the root model under the limits of the run.
+            all messages up to the last summary stay in the REPL as `history`. Or what makes the summary:
+            `async def f(messages, ask) -> str`, where `await ask(messages)` asks the root model under the run's limits.
         compaction_threshold_pct: Share of the window at which it is done.
         custom_system_prompt: Replaces the system prompt; `{custom_tools_section}` marks where tools are described.
         prompts: All that the engine itself says to models, as data, errors aside:
