@@ -91,7 +91,7 @@ async def test_a_child_answers_by_it() -> None:
         ("{'type': 'object', 'properties': {'a': {'patternProperties': {}}}}", "can't have 'patternProperties'"),
         ("{'$ref': '#/$defs/a', '$defs': {'a': {'anyOf': [{'$ref': '#'}]}}}", "refers to itself without end"),
         ("{'$ref': '#/$defs/b', '$defs': {'a': {}}}", "which its schema does not hold"),
-        ("{'enum': list(range(20_000))}", "is too large: at most 10,000 values"),
+        ("{'enum': list(range(15_000))}", "is too large: at most 10,000 values"),
         ("{'const': 'x' * 200_000}", "is too large"),
         ("{'const': b'x'}", "holds a value of type bytes"),
         ("{'const': float('inf')}", "a number that JSON does not have"),
