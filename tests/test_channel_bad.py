@@ -37,6 +37,9 @@ BAD_IN_A_CELL = {
     "too many variables": b'{"t":"done","cell":1,"variables":{'
     + b",".join(b'"v%d":""' % number for number in range(300))
     + b"}}\n",
+    "variables of long names": b'{"t":"done","cell":1,"variables":{"' + b"v" * 2_000_000 + b'":""}}\n\n{"t":"done"}\n',
+    "too much output": b'{"t":"output","stream":1,"data":"' + b"A" * 200_000 + b'"}\n{"t":"done","cell":1}\n',
+    "a long name": b'{"t":"call","id":1,"kind":"tool","name":"' + b"n" * 20_000 + b'"}\n{"t":"done","cell":1}\n',
     "loaded": b'{"t":"loaded","id":1}\n',
     "an id twice": b'{"t":"call","id":1,"kind":"llm","prompt":"hang"}\n' * 2,
     "cancel of a call never made": b'{"t":"cancel","id":3}\n',

@@ -221,6 +221,21 @@ async def test_a_message_whose_content_is_no_text_is_named(content: Any, error: 
     assert not services.calls
 
 
+async def test_a_model_named_by_a_long_text_is_none() -> None:
+    services = FunctionServices()
+    replies, _ = await replies_to([{"kind": "llm", "prompt": "m", "model": "text " * 5_000}], services=services)
+    assert "this one has 25,000 characters" in replies[0]["error"]
+    assert (replies[0]["kind"], services.calls) == ("bad_request", [])
+
+
+async def test_a_schema_of_many_values_is_not_read() -> None:
+    services = FunctionServices()
+    calls = [{"kind": "rlm", "prompt": "m", "schema": {"enum": [[0] * 10] * 2_000}}]
+    replies, _ = await replies_to(calls, services=services)
+    assert "schema= is too large" in replies[0]["error"]
+    assert (replies[0]["kind"], services.calls) == ("bad_request", [])
+
+
 async def test_texts_in_the_parts_of_a_message_are_one_text() -> None:
     services = FunctionServices()
     parts = [{"type": "text", "text": "a"}, "b", {"type": "text", "text": "c"}]

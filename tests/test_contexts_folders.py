@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,6 +17,7 @@ from asyncrlm.engine import plain
 from asyncrlm.events import ContextProgress
 from asyncrlm.repl import context as context_module
 from asyncrlm.repl.context import describe
+from asyncrlm.repl.files import found
 
 from .helpers import cell, scripted, submit, told
 from .remote_support import Plain, remote
@@ -127,7 +129,33 @@ async def test_what_becomes_of_a_file_meanwhile(tree: Path, tmp_path: Path) -> N
                 result = await repl.execute(f"context[{name!r}].raw(-5)")
                 assert why in (result.error or ""), (name, result)
                 assert "OSError" in (result.error or "")
+                assert str(tree) not in result.stderr + (result.error or "")  # where it is on the host
             assert (await repl.execute("print(context['long.txt'][:5])")).stdout == "héllo\n"
+
+
+async def test_what_takes_the_place_of_a_file_that_was_looked_at_is_refused(tree: Path, tmp_path: Path) -> None:
+    """Else its characters were those of one file, and where they are of another."""
+    path, other = tree / "long.txt", tmp_path / "other"
+    other.write_text("another one " * 700_000)
+    with anyio.fail_after(20):
+        async with Repl(context=tree, lazy=True) as repl:
+            assert (await repl.execute("text = context['long.txt']\nprint(text[:5])")).stdout == "héllo\n"
+            os.replace(other, path)
+            result = await repl.execute("len(text)")
+            assert "'long.txt' is another file than it was" in (result.error or "")
+
+
+async def test_a_folder_of_too_many_folders_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for _ in range(1_200):
+        os.mkdir("d")
+        os.chdir("d")
+    try:
+        with pytest.raises(ConfigurationError, match="has folders in folders, too many to go through"):
+            found(tmp_path)
+    finally:
+        os.chdir(tmp_path)
+        subprocess.run(["rm", "-rf", "d"], check=True)  # what pytest has for it would go too deep as well
 
 
 async def test_a_cell_gets_nothing_but_its_files(tree: Path) -> None:

@@ -76,6 +76,20 @@ async def test_a_file_that_shrinks_is_an_error_and_no_dead_worker(no_leaks: None
 
 
 @pytest.mark.anyio
+async def test_a_new_worker_gets_what_has_taken_the_place_of_a_file(no_leaks: None, tmp_path: Path) -> None:
+    path, other = tmp_path / "text.txt", tmp_path / "other.txt"
+    path.write_bytes(TEXT.encode() * 50)
+    other.write_bytes(b"abcde" * 2_000_000)
+    with anyio.fail_after(20):
+        async with Repl(context=path, lazy=True) as repl:
+            assert (await repl.execute("print(len(context))")).stdout == f"{len(TEXT) * 50}\n"
+            os.replace(other, path)
+            assert "is gone" in ((await repl.execute("import os\nos._exit(1)")).error or "")
+            look = "print(context.nbytes, len(context), context[7_000_000:7_000_005])"
+            assert (await repl.execute(look)).stdout == "10000000 10000000 abcde\n"
+
+
+@pytest.mark.anyio
 async def test_a_passed_file_can_not_be_changed_through_its_descriptor(no_leaks: None, tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_text("text")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import gzip
 import io
 import ipaddress
 import zlib
@@ -20,11 +22,13 @@ from asyncrlm.events import ContextProgress
 from asyncrlm.repl import context as context_module
 from asyncrlm.repl import web as web_module
 from asyncrlm.repl.gather import gathered
+from asyncrlm.repl.spool import Spool
 from asyncrlm.repl.web import is_public
 
 from .helpers import scripted, submit, told
 
 pytestmark = pytest.mark.anyio
+BODY = bytes(range(32, 127)) * 50
 LOCAL = Web(allow_private=True, attempts=3)
 
 
@@ -64,6 +68,21 @@ async def test_open_files(no_leaks: None, tmp_path: Path, monkeypatch: pytest.Mo
     assert await run(io.BytesIO(b"abcdef"), "repr((context.read(2), context.seek(-1, 2), context.read()))") == repr(
         (b"ab", 5, b"f")
     )
+
+
+async def test_what_a_stream_raises_is_said(no_leaks: None) -> None:
+    async def broken() -> AsyncIterator[str]:
+        yield "a"
+        raise RuntimeError("the line went dead")
+
+    class Broken:
+        def read(self, size: int) -> bytes:
+            raise LookupError("no such sector")
+
+    with pytest.raises(ConfigurationError, match="iterator given as prompt raised RuntimeError: the line went dead"):
+        await run(broken(), "context")
+    with pytest.raises(ConfigurationError, match="can't be read: LookupError: no such sector"):
+        await run(Broken(), "context")
 
 
 async def test_a_repl_takes_streams_and_keeps_them_for_the_next_worker(no_leaks: None) -> None:
@@ -131,8 +150,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         (b"%PDF", "content-type: application/pdf", b"%PDF"),
         (b"plain", "x: y", "plain"),
         (zlib.compress(b"z" * 1000), "content-encoding: deflate", "z" * 1000),
+        (zlib.compress(b"z" * 1000)[2:-4], "content-encoding: deflate", "z" * 1000),
+        (gzip.compress(b"y") + gzip.compress(b"z" * 3_000_000), "content-encoding: GZIP", "y" + "z" * 3_000_000),
+        (b"", "content-encoding: gzip", ""),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:40],
 )
 async def test_documents_and_their_charsets(no_leaks: None, body: bytes, header: str, wanted: Any) -> None:
     async with server(response(body, header)) as (url, asked):
@@ -176,6 +198,66 @@ async def test_a_cut_connection_is_taken_up_where_it_was_cut(no_leaks: None) -> 
             await fetched(url)
 
 
+PART = "206 Partial Content"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        response(b"DEFG", "content-range: bytes 3-6/7", 'etag: "v2"', status=PART),
+        response(gzip.compress(b"DEFG"), "content-range: bytes 3-6/7", "content-encoding: gzip", status=PART),
+        response(b"DEFG", "content-range: bytes 2-5/7", status=PART),
+    ],
+    ids=["another", "packed", "elsewhere"],
+)
+async def test_a_part_of_something_else_is_not_taken(no_leaks: None, part: bytes) -> None:
+    async with server(response(b"abc", 'etag: "v1"', length=7), part, response(b"whole")) as (url, asked):
+        assert await fetched(url) == "whole"
+    assert "range" not in asked[2].lower()
+
+
+async def test_a_part_that_is_too_short_is_followed_by_another(no_leaks: None) -> None:
+    parts = [response(b"de", "content-range: bytes 3-4/7", status=PART)]
+    parts += [response(b"fg", "content-range: bytes 5-6/7", status=PART)]
+    async with server(response(b"abc", 'etag: "v1"', length=7), *parts) as (url, asked):
+        assert await fetched(url) == "abcdefg"
+    assert "range: bytes=5-" in asked[2].lower()
+
+
+async def test_what_is_packed_and_not_all_there_is_not_taken_for_the_whole(no_leaks: None) -> None:
+    cut = response(gzip.compress(BODY)[:-10], "content-encoding: gzip")
+    async with server(cut, response(gzip.compress(BODY), "content-encoding: gzip")) as (url, _):
+        assert await fetched(url) == BODY.decode()
+
+
+async def test_no_more_is_unpacked_than_may_be_had(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    write = Spool.write
+
+    def noted(spool: Spool, data: bytes) -> None:
+        sizes.append(len(data))
+        write(spool, data)
+
+    monkeypatch.setattr(Spool, "write", noted)
+    bomb = response(gzip.compress(bytes(40 << 20)), "content-encoding: gzip")
+    async with server(bomb) as (url, _):
+        with pytest.raises(ConfigurationError, match="more than 100 bytes"):
+            await fetched(url, Web(allow_private=True, max_bytes=100))
+    assert sizes == [1 << 20]
+
+
+async def test_a_disk_that_is_full_is_said(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(spool: Spool, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Spool, "write", full)
+    async with server(response(b"abc")) as (url, _):
+        with pytest.raises(ConfigurationError, match=r"could not be kept in a file.*No space left"):
+            await fetched(url)
+    with pytest.raises(ConfigurationError, match=r"could not be kept in a file.*No space left"):
+        await run(pieces("abc"), "context")
+
+
 async def test_what_is_refused(no_leaks: None) -> None:
     async with server() as (url, asked):
         for host in ("127.0.0.1", "localhost", "[::ffff:127.0.0.1]"):
@@ -193,6 +275,11 @@ async def test_what_is_refused(no_leaks: None) -> None:
         (response(b"", "location: ftp://x/y", status="302 Found"), "only http and https"),
         (response(b"a\xff", "content-type: text/plain; charset=utf-8"), "is not the utf-8"),
         (response(b"a", "content-type: text/plain; charset=rot13"), "a charset not known here"),
+        (response(b"a", "content-type: text/plain; charset=undefined"), "a charset not known here"),
+        (response(b"ab", "content-type: text/plain; charset=utf-16"), "is not the utf-16 that it says"),
+        (response(b"abc", "content-encoding: gzip"), "is not the gzip that it says"),
+        (response(b"abc", "content-encoding: br"), "comes packed as 'br', which nobody asked for"),
+        (response(gzip.compress(b"abc"), "content-encoding: gzip, gzip"), "comes packed as 'gzip, gzip'"),
     ):
         async with server(answer) as (url, _):
             with pytest.raises(ConfigurationError, match=why):
@@ -211,6 +298,7 @@ def test_which_addresses_are_public() -> None:
         assert is_public(ipaddress.ip_address(public)), public
     for private in (
         "127.0.0.1", "10.0.0.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1", "::1", "fe80::1", "fd00::1",
-        "::ffff:10.0.0.1", "64:ff9b::a00:1", "2002:a00:1::", "::",
+        "::ffff:10.0.0.1", "64:ff9b::a00:1", "2002:a00:1::", "::", "::10.0.0.1", "::ffff:0:10.0.0.1", "fec0::2",
+        "64:ff9b:1::808:808",
     ):  # fmt: skip
         assert not is_public(ipaddress.ip_address(private)), private

@@ -91,6 +91,8 @@ def test_finding(text: str, part: str, start: int | None, end: int | None) -> No
     assert mine.count(part) == text.count(part)
     assert mine.startswith(part) == text.startswith(part)
     assert mine.endswith(part) == text.endswith(part)
+    assert mine.startswith((part, "b")) == text.startswith((part, "b"))
+    assert mine.endswith((part, "b")) == text.endswith((part, "b"))
     if part:  # of an empty one beyond the end str has its own idea
         assert mine.find(part, start or 0, end) == text.find(part, start or 0, end)
         assert mine.rfind(part, start or 0, end) == text.rfind(part, start or 0, end)

@@ -117,6 +117,24 @@ async def test_a_pause_that_passes_is_nothing(docker: httpx.AsyncClient) -> None
         assert "pause" not in (result.error or "")
 
 
+async def test_an_engine_that_tells_nothing_is_done_without(
+    docker: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from aiodocker import DockerError
+    from aiodocker.events import DockerEvents
+
+    async def refuse(_: DockerEvents, **__: Any) -> None:
+        raise DockerError(500, "no events today")
+
+    monkeypatch.setattr(DockerEvents, "run", refuse)
+    async with Repl("docker") as repl:
+        assert (await repl.execute("print(1)")).stdout == "1\n"
+        (container,) = await ours(docker)
+        await docker.post(f"/containers/{container['Id']}/kill")
+        result = await repl.execute("1")  # the loss is told by this cell, or was this cell's
+        assert "its engine is not heard any more: no events today" in result.stderr + (result.error or "")
+
+
 # ---- cancelled ----
 
 

@@ -197,11 +197,7 @@ async def test_a_failure_at_the_very_end_is_said(
     monkeypatch.setattr(jsonl.os, "write", full)
     await log.aclose()
     assert "No space left" in caplog.text
-    assert read_sizes(tmp_path) == [0]
-
-
-def read_sizes(folder: Path) -> list[int]:
-    return [path.stat().st_size for path in folder.iterdir()]
+    assert not any(tmp_path.iterdir())  # no file, rather than one without its first line
 
 
 async def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,6 +139,35 @@ async def test_an_object_whose_module_the_sandbox_lacks_stays_on_the_host_too() 
             assert await printed(repl, "print(thing.double(4))") == "8\n"
 
 
+@dataclass
+class Price:
+    crowns: int
+
+
+async def test_an_object_without_functions_is_data_where_cells_lack_its_class() -> None:
+    @dataclass
+    class Local:  # which no pickle finds
+        prices: list[Price]
+
+    tools = {"price": Price(3), "many": [Price(4), {"a": Price(5)}], "local": Local([Price(6)])}
+    code = "print(price, price.crowns, many[0].crowns, many[1]['a']['crowns'], local.prices[0].crowns)"
+    with anyio.fail_after(10):
+        async with Repl(custom_tools=tools) as repl:
+            assert await printed(repl, code) == "Price(crowns=3) 3 4 5 6\n"
+        with pytest.raises(ConfigurationError, match="can neither be encoded nor pickled"):
+            async with Repl(custom_tools={"bad": [Local([]), threading.Lock()]}):
+                pass
+
+
+async def test_a_model_of_pydantic_is_data_too() -> None:
+    pydantic = pytest.importorskip("pydantic")
+    model = pydantic.create_model("Price", crowns=(int, ...))
+    assert HostTools({"price": model(crowns=3)}).names == {}
+    with anyio.fail_after(10):
+        async with Repl(custom_tools={"price": model(crowns=3)}) as repl:
+            assert await printed(repl, "print(price.crowns, price)") == "3 Price(crowns=3)\n"
+
+
 async def test_an_object_that_can_be_pickled_is_there_itself_and_not_called_on_the_host() -> None:
     zone = datetime.timezone(datetime.timedelta(hours=2))
     with anyio.fail_after(10):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 from typing import Any, Literal, TypedDict
 
 import msgspec
@@ -130,6 +131,21 @@ async def test_a_misfit_goes_back_to_the_model_and_costs_a_turn(form: Any, probl
     assert "1 later block of your reply did not run, because the answer was refused" in told(model, 2)
     assert "never run" not in told(model, 2)
     assert problem in told(model, 3)  # it still stands
+
+
+@pytest.mark.parametrize(
+    ("form", "problem"),
+    [
+        (Literal["yes", "no"], "Invalid enum value 'maybe'"),
+        (dt.date, "Invalid RFC3339 encoded"),
+        ({"type": "string", "maxLength": 3}, "'maybe' is too long"),
+        ({"enum": ["yes", "no"]}, "'maybe' is not one of ['yes', 'no']"),
+    ],
+)
+async def test_a_text_that_does_not_fit_is_told_why(form: Any, problem: str) -> None:
+    right = "'2026-12-03'" if form is dt.date else "'yes'"
+    _, model = await ask(submit("'maybe'"), submit(right), response_format=form)
+    assert problem in told(model, 2)
 
 
 async def test_words_are_no_json() -> None:

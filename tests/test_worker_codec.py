@@ -10,6 +10,7 @@ import enum
 import json
 import math
 import pickle
+import sys
 import zoneinfo
 from collections import OrderedDict
 from enum import IntEnum
@@ -299,3 +300,12 @@ def test_hostile_input_is_a_value_or_a_value_error(value: Any) -> None:
 def test_malformed_values(value: Any) -> None:
     with pytest.raises(ValueError, match=r"."):
         codec.decode(value)
+
+
+@pytest.mark.parametrize("kind", [set, frozenset, dict.fromkeys])
+def test_keys_that_hash_alike_are_refused_before_they_are_told_apart(kind: Any) -> None:
+    alike = [number * sys.hash_info.modulus for number in range(1, codec.MOST_ALIKE + 2)]
+    assert codec.decode(codec.encode(kind(alike[:-1]))) == kind(alike[:-1])
+    assert codec.decode(codec.encode(kind(range(10_000)))) == kind(range(10_000))
+    with pytest.raises(ValueError, match="hash alike"):
+        codec.decode(codec.encode(kind(alike)))

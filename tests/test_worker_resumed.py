@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
+from typing import Any
 
+import anyio
 import pytest
 
-from asyncrlm.repl.worker.resumed import WINDOW, Link
+from asyncrlm.environments.remote_resumed import ResumedMachine
+from asyncrlm.repl.worker.resumed import PIECE, WINDOW, Link
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -51,6 +55,7 @@ def test_wherever_it_breaks_nothing_is_lost_and_nothing_comes_twice(seed: int) -
         else:
             heard += host.feed(part)
         host.taken = host.got
+        assert not host.missed
         if host.resumed:
             host.resumed = False
             for message in host.again():
@@ -77,9 +82,22 @@ def test_what_is_not_taken_is_kept_up_to_a_window() -> None:
     assert heard == 3 * WINDOW
 
 
-@pytest.mark.parametrize("noise", [b"x" * 1000, b"0 0 x\n", b"1\n", b"0 0 -5\n", b"0 0 999999999\n"])
+@pytest.mark.parametrize(
+    "noise",
+    [
+        b"x" * 1000,
+        b"0 0 x\n",
+        b"1\n",
+        b"0 0 -5\n",
+        b"0 0 999999999\n",
+        b"0 0 0 1\n",
+        b"0 0 0 x word\n",
+        b"0 0 0 1 two words\n",
+        b"0 0 0\n" * 10_000,
+    ],
+)
 def test_what_is_no_such_stream_is_told_without_loss_of_what_came_before(noise: bytes) -> None:
-    host, keeper = Link(), Link()
+    host, keeper = Link(most_useless=100), Link()
     assert host.feed(keeper.wrap(b"heard") + noise) == b"heard"
     assert host.unclear
     host.expect()
@@ -98,3 +116,36 @@ def test_whoever_is_asked_says_what_it_took_and_no_more() -> None:
     assert keeper.owes
     host.feed(keeper.wrap(b""))
     assert (host.kept, host.owes, keeper.owes) == (b"", False, False)
+
+
+def test_what_did_not_come_is_missed() -> None:
+    host, keeper = Link(), Link()
+    keeper.wrap(b"lost")
+    assert host.feed(keeper.wrap(b"more")) == b""
+    assert host.missed
+    host.expect()
+    keeper.feed(host.request())
+    assert host.feed(b"".join(keeper.again())) == b"lostmore"
+    assert not host.missed
+
+
+@pytest.mark.anyio
+async def test_a_keeper_that_heeds_no_window_has_to_wait() -> None:
+    """What a vendor's machine adds is not asked here."""
+    heard: Any = type("Heard", (ResumedMachine,), dict.fromkeys(ResumedMachine.__abstractmethods__))
+    machine, said = heard(SimpleNamespace(sandbox_name="a"), None), 0
+
+    async def flood() -> None:
+        nonlocal said
+        for at in range(0, 4 * WINDOW, PIECE):
+            await machine.pass_on(b"%d 0 %d\n" % (at, PIECE) + bytes(PIECE))
+            said = at + PIECE
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            group.start_soon(flood)
+            await anyio.wait_all_tasks_blocked()
+            assert said == 2 * WINDOW
+            while said < 4 * WINDOW:
+                await machine.receive()
+    await machine.destroy()

@@ -37,6 +37,15 @@ def _text_keys(value: Any) -> Any:
     return value
 
 
+def _as_can_be(value: Any) -> Any:
+    """`value` as builtin types, or what is the matter with it."""
+    try:
+        return msgspec.to_builtins(_text_keys(value), enc_hook=_plain, str_keys=True)
+    except (ValueError, RecursionError) as error:
+        why = "it holds itself, or is too deep" if isinstance(error, RecursionError) else str(error)
+        return f"<{type(value).__name__} that has no JSON form: {why}>"
+
+
 class _Record(Struct, kw_only=True):
     """A record with the reference's `to_dict` and `from_dict`."""
 
@@ -44,9 +53,8 @@ class _Record(Struct, kw_only=True):
         """A dict of builtin types; fields that are None are left out."""
         try:
             plain = msgspec.to_builtins(self, enc_hook=_plain, str_keys=True)
-        except TypeError:  # a prompt or tags whose keys are no text
-            fields = {name: _text_keys(getattr(self, name)) for name in self.__struct_fields__}
-            plain = msgspec.to_builtins(fields, enc_hook=_plain, str_keys=True)
+        except (TypeError, ValueError, RecursionError):  # a prompt or tags of another kind than JSON
+            plain = {name: _as_can_be(getattr(self, name)) for name in self.__struct_fields__}
         return {name: value for name, value in plain.items() if value is not None}
 
     @classmethod

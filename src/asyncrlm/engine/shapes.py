@@ -103,7 +103,9 @@ class Shape(Struct, frozen=True):
         try:
             whole = json.dumps(text)
             return Fit(json.dumps(text, ensure_ascii=False), self._checked(whole, steps))
-        except Misfit:
+        except Misfit as misfit:
+            if problem is None and _may_be_text(self.schema):
+                problem = Misfit(f"{misfit}; it is not JSON, so it was taken as a text")
             raise problem or Misfit(f"it is not JSON: {_not_json(text)}") from None
 
     def _checked(self, text: str, steps: Steps) -> Any:
@@ -134,6 +136,11 @@ def _fenced(text: str) -> Iterator[str]:
                 yield "\n".join(lines[at + 1 : closing[after]]).strip()
                 at = closing[after]
         at += 1
+
+
+def _may_be_text(schema: Mapping[str, Any]) -> bool:
+    kind: Any = schema.get("type", "string")
+    return "string" in (cast("list[Any]", kind) if isinstance(kind, list) else [kind])
 
 
 def _not_json(text: str) -> str | None:

@@ -61,7 +61,7 @@ class Container(Machine):
         self._made = False
         self._errors = b""
         self._out_of_memory = self._paused = False
-        self._signal = self._status = ""
+        self._signal = self._status = self._unheard = ""
         self._died = anyio.Event()
         self._reading: anyio.CancelScope | None = None
         self._watching = False
@@ -139,7 +139,11 @@ class Container(Machine):
 
                 async def listen() -> None:
                     filters = json.dumps({"type": ["container"], "container": [self._container.id]})
-                    await events.run(filters=filters, since=f"{since:.0f}")
+                    try:
+                        await events.run(filters=filters, since=f"{since:.0f}")
+                    except (engine.error, OSError, imported("aiohttp", "docker").ClientError) as e:
+                        self._unheard = words(e) or type(e).__name__  # without it there is less to be told
+                    group.cancel_scope.cancel()
 
                 group.start_soon(listen)
                 while (event := await heard.get()) is not None:
@@ -147,8 +151,6 @@ class Container(Machine):
                     if self._died.is_set():
                         break
                 group.cancel_scope.cancel()
-        except engine.error:
-            pass  # without it there is less to be told
         finally:
             self._watching = False
             self._died.set()
@@ -178,7 +180,8 @@ class Container(Machine):
             return f"its container was killed from outside (signal {self._signal})"
         said = self._errors.decode("utf-8", "replace").strip()
         ended = f"its container ended with status {self._status}" if self._status not in ("", "0") else ""
-        return f"{ended}: {said}" if ended and said else ended or said
+        unheard = f"its engine is not heard any more: {self._unheard}" if self._unheard else ""
+        return f"{ended}: {said}" if ended and said else ended or said or unheard
 
     async def is_running(self) -> bool:
         """Whether it can still be used."""

@@ -60,7 +60,7 @@ class Pool:
         # Not shielded: whoever leaves it has a grace of its own, and each sandbox shields its end.
         async with anyio.create_task_group() as group:
             while self._spares:
-                group.start_soon(self._spares.popleft().aclose)
+                group.start_soon(_discard, self._spares.popleft())
 
     async def take(self) -> RemoteSandbox:
         """One that waits, or else a new one.
@@ -70,10 +70,14 @@ class Pool:
         """
         await self.fill()
         while self._spares:
-            sandbox = self._spares.popleft()
-            if await self._is_fresh(sandbox):
+            sandbox, fresh = self._spares.popleft(), False
+            try:
+                fresh = await self._is_fresh(sandbox)
+            finally:
+                if not fresh:
+                    await _discard(sandbox)
+            if fresh:
                 return sandbox
-            await sandbox.aclose()
         return await self._make()
 
     async def fill(self) -> None:
@@ -129,6 +133,13 @@ class Pool:
         finally:
             self._being_made -= 1
         if self._closed:
-            await sandbox.aclose()
+            await _discard(sandbox)
         else:
             self._spares.append(sandbox)
+
+
+async def _discard(sandbox: RemoteSandbox) -> None:
+    try:
+        await sandbox.aclose()
+    except Exception as error:  # noqa: BLE001 -- no run has anything to do with it
+        get_logger().warning("a sandbox that was made ahead could not be destroyed", error=str(error))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import anyio
 
-from ..repl.worker.resumed import Link
+from ..repl.worker.resumed import WINDOW, Link
 from .remote import describe
 from .remote_pumped import PumpedMachine, first_of, heed_cancellation
 
@@ -28,6 +28,10 @@ SHORTEST_REST, LONGEST_REST = 0.1, 5.0
 TICK = 1.0
 """Seconds after which the keeper is asked what it has of what was sent: some SDKs say only then that it did not go."""
 _FINAL = ("not_found", "failed_precondition")  # Connect's refusals of a process that is not there
+_AHEAD = (
+    2 * WINDOW
+)  # bytes that the keeper may have said and nobody took; one that keeps to its window never gets there
+_MOST_USELESS = 1000  # pieces of the keeper's at once
 _SMALL = 4096  # bytes that are sent however much is on its way: an interrupt, the end
 
 
@@ -39,10 +43,10 @@ class ResumedMachine(PumpedMachine):
 
     def __init__(self, settings: VendorEnvironment, scope: Scope) -> None:
         super().__init__(settings, scope)
-        self._link = Link()
+        self._link = Link(_MOST_USELESS)
         self._begun = self._over = self._asking = False
         self._wire = anyio.Lock()
-        self._room, self._due = anyio.Event(), anyio.Event()
+        self._room, self._due, self._heard = anyio.Event(), anyio.Event(), anyio.Event()
         self._rest = SHORTEST_REST
         self._broken_since: float | None = None
         self._why = ""
@@ -78,6 +82,7 @@ class ResumedMachine(PumpedMachine):
     async def receive(self) -> bytes:
         data = await super().receive()
         self._link.taken += len(data)
+        self._heard.set()
         if self._link.owes:
             self._due.set()
         return data
@@ -90,10 +95,15 @@ class ResumedMachine(PumpedMachine):
             self._broken_since, self._rest = None, SHORTEST_REST
         if link.unclear:
             self.broke(ValueError("it says what no keeper would"))
+        elif link.missed:
+            self.broke(EOFError("a part of it did not come"))
         if link.resumed or link.broken or link.owes:
             self._due.set()
         if new:
             self._read.send_nowait(new)
+        while link.got - link.taken > _AHEAD and not self._over:
+            self._heard = anyio.Event()
+            await self._heard.wait()
 
     # ---- when it broke -----------------------------------------------------------------------------------------------
 
@@ -199,3 +209,4 @@ class ResumedMachine(PumpedMachine):
     def _give_up(self) -> None:
         self._over = True
         self._room.set()
+        self._heard.set()

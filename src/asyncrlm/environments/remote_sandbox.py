@@ -12,6 +12,7 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from ..errors import ConfigurationError
+from ..repl.raised import innermost
 from ..repl.sandbox import Printed, Report, Sandbox, check_file_name
 from ..repl.worker.kept import Kept
 from .remote_boot import bundle
@@ -174,7 +175,8 @@ class RemoteSandbox(Sandbox):
     async def _run_machine(self) -> None:
         try:
             await self.machine.run()
-        except Exception as error:  # noqa: BLE001 -- it ends this sandbox, and `fate` tells
+        except Exception as failed:  # noqa: BLE001 -- it ends this sandbox, and `fate` tells
+            error = innermost(failed)
             self._lost = f"{type(error).__name__}: {error}"
             self._hang_up()
 

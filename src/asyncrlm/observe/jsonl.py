@@ -173,6 +173,7 @@ def _open(path: Path, root_run_id: str) -> int:
         _append(fd, msgspec.json.encode(header) + b"\n")
     except OSError:
         os.close(fd)
+        path.unlink()
         raise
     return fd
 

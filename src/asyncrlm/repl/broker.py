@@ -18,9 +18,10 @@ from ..caught import said
 from ..errors import LimitError, LMError, ProtocolError, RLMError
 from .channel import Channel
 from .clock import CellClock
-from .framing import LARGE, encode_frame
+from .framing import LARGE, MOST_OF_A_NAME, encode_frame
 from .messages import Call, Cancel, Reply
 from .raised import innermost
+from .reading import holds_more
 from .room import Room
 from .shelf import PASSED
 from .tool_desk import ToolDesk, ToolFailure
@@ -38,6 +39,8 @@ MOST_REFUSALS = 5_000
 MOST_TASKS = 2_048
 """Calls of one model or tool served at once, unless more requests may be in flight. What a worker may have
 unanswered beyond waits as frames, which are much smaller: every garbage collection walks all that a task holds."""
+MOST_OF_A_SCHEMA = 20_000
+"""Values of `schema=`, as it comes: some stand for others."""
 SLICE = 4_096
 """Calls dropped in a row before other tasks get their turn."""
 
@@ -171,6 +174,10 @@ class Broker:
             raise ProtocolError(f"the worker made a call of the unknown kind {call.kind[:40]!r}")
         if call.kind == "tool" and not self._is_tool(call.name):
             raise ProtocolError(f"the worker called the unknown tool {str(call.name)[:40]!r}")
+        if call.model is not None and len(call.model) > MOST_OF_A_NAME:
+            text = f"model= must be the name of a model; this one has {len(call.model):,} characters"
+            self._channel.reply(Reply(id=call.id, error=text, kind="bad_request"))
+            return
         if not self._open:
             self._clock.pause()
         self._newest = call.id
@@ -348,6 +355,8 @@ def _cancelled(number: int) -> Reply:
 
 def _asked_for(call: Call) -> tuple[str | list[dict[str, Any]], Any]:
     """Prompt and schema of a call."""
+    if holds_more(call.schema, MOST_OF_A_SCHEMA):  # found out before it is made anew
+        raise LMError(f"schema= is too large: it has more than {MOST_OF_A_SCHEMA:,} values", kind="bad_request")
     prompt = check_prompt(codec.decode(call.prompt))
     if call.kind == "llm" and not isinstance(prompt, str):
         prompt = [{**message, "content": _text(message["content"], number)} for number, message in enumerate(prompt)]

@@ -263,15 +263,16 @@ _FORMS: dict[tuple[bool, bool], Literal["lazy", "text", "binary", "bytes"]] = {
 """Whether a file is text, and whether it stays a file → how it is loaded."""
 
 
-def plan_load(name: str, value: Any, *, tool: bool = False, lazy: bool = False) -> LoadPlan:
+def plan_load(name: str, value: Any, *, tool: bool = False, lazy: bool = False, records: bool = True) -> LoadPlan:
     """How to load `value`, which stays as it is. Encodes dicts and lists, so it may take time: call it in a thread.
 
     Args:
         name: The variable.
         value: What `SUPPORTED` names, what `resolved` made of it, or any plain data.
-        tool: Whether it is a value of `custom_tools`: a path then is a path, and what the codec refuses is pickled
-            (host → worker only).
+        tool: Whether it is a value of `custom_tools`: a path then is a path.
         lazy: As of `resolved`.
+        records: Whether objects with named fields go as data; else they are pickled, as is whatever the codec refuses
+            (host → worker only).
 
     Raises:
         ConfigurationError: for what can't be loaded; the message names the offending item.
@@ -295,10 +296,10 @@ def plan_load(name: str, value: Any, *, tool: bool = False, lazy: bool = False) 
     if not tool and library_of(value) is not None:
         return _plan_table(name, value)
     try:
-        encoded = codec.encode(value, name, strict=tool)
+        encoded = codec.encode(value, name, strict=not records)
         text = json_text(encoded, separators=(",", ":"))
     except Exception as error:
-        if tool:
+        if not records:
             return LoadPlan(name=name, form="pickle", content=_pickled(name, value))
         if isinstance(value, _CONTAINERS) or fields_of(value) is not None:
             raise ConfigurationError(f"{error}. {name} may be {SUPPORTED}.") from error
@@ -317,9 +318,9 @@ def _plan_table(name: str, value: Any) -> LoadPlan:
     return LoadPlan(name=name, form="table", value=library, content=data)
 
 
-def plan_tool(name: str, value: Any) -> LoadPlan:
+def plan_tool(name: str, value: Any, *, records: bool = False) -> LoadPlan:
     """`plan_load` of a value of `custom_tools`."""
-    return plan_load(name, value, tool=True)
+    return plan_load(name, value, tool=True, records=records)
 
 
 def json_text(value: Any, **options: Any) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from ..errors import ConfigurationError
 from .spool import Spool
@@ -17,6 +17,14 @@ from .spool import Spool
 MOST_DOCUMENTS = 1_000_000
 """Files of one context."""
 _MAGIC = frozenset("*?[")
+
+
+class FileRefusedError(ConfigurationError):
+    """A file is none that a context can have. `why` says so without its place, which cells are not told."""
+
+    def __init__(self, path: Path, why: str, more: str = "") -> None:
+        super().__init__(f"{str(path)!r} {why}{more}")
+        self.why = why
 
 
 class HostFile(Struct, frozen=True, kw_only=True):
@@ -37,6 +45,10 @@ class HostFile(Struct, frozen=True, kw_only=True):
     """Whether the text has lone surrogates."""
     spool: Spool | None = None
     """Where it is, if it has no path."""
+    mark: tuple[int, int] | None = None
+    """Device and inode, when it was found."""
+    same: bool = False
+    """Whether what has taken its place since is refused: it is opened several times, and each must be the same file."""
 
     @classmethod
     def spooled(cls, name: str, spool: Spool, *, text: bool, odd: bool = False) -> Self:
@@ -56,9 +68,12 @@ class HostFile(Struct, frozen=True, kw_only=True):
         # Not to wait for, should something else have taken its place since.
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         try:
-            _check_regular(self.path, os.fstat(fd))
+            status = os.fstat(fd)
+            _check_regular(self.path, status)
             if self.root is not None:
                 _check_inside(self.path, _real_path(fd, self.path), self.root)
+            if self.same and _mark(status) != self.mark:
+                raise FileRefusedError(self.path, "is another file than it was")
         except BaseException:
             os.close(fd)
             raise
@@ -93,7 +108,7 @@ def found(path: Path) -> HostFile | HostFiles:
     if stat.S_ISDIR(status.st_mode):
         return _below(path, ["**", "*"], f"the folder {str(path)!r} holds no file")
     _check_regular(path, status)
-    return HostFile(name=path.name, path=path.absolute(), size=status.st_size)
+    return HostFile(name=path.name, path=path.absolute(), size=status.st_size, mark=_mark(status))
 
 
 def found_all(paths: Sequence[Path]) -> HostFiles:
@@ -108,11 +123,11 @@ def found_all(paths: Sequence[Path]) -> HostFiles:
         what = found(path)
         if isinstance(what, HostFile):
             name = os.path.relpath(what.path, common)
-            files.append(HostFile(name=Path(name).as_posix(), path=what.path, size=what.size))
+            files.append(structs.replace(what, name=Path(name).as_posix()))
             continue
         for file in what.files:
             name = Path(os.path.relpath(file.path, common)).as_posix()
-            files.append(HostFile(name=name, path=file.path, size=file.size, root=file.root))
+            files.append(structs.replace(file, name=name))
     return _bounded(files)
 
 
@@ -134,6 +149,8 @@ def _below(folder: Path, patterns: list[str], otherwise: str) -> HostFiles:
         files = [_file(base, Path(name), root) for name in sorted(names)]
     except OSError as error:
         raise ConfigurationError(f"the files of {str(folder)!r} can't be read: {error}") from error
+    except RecursionError as error:
+        raise ConfigurationError(f"{str(folder)!r} has folders in folders, too many to go through") from error
     if not files:
         raise ConfigurationError(otherwise)
     return _bounded(files)
@@ -142,7 +159,17 @@ def _below(folder: Path, patterns: list[str], otherwise: str) -> HostFiles:
 def _file(base: Path, path: Path, root: str) -> HostFile:
     status = path.stat()
     _check_regular(path, status)
-    return HostFile(name=path.relative_to(base).as_posix(), path=path, size=status.st_size, root=root)
+    name = path.relative_to(base).as_posix()
+    return HostFile(name=name, path=path, size=status.st_size, root=root, mark=_mark(status))
+
+
+def found_again(file: HostFile) -> HostFile:
+    """The file, or what has taken its place since."""
+    try:
+        status = file.path.stat()
+    except (OSError, ValueError):
+        return file  # whoever opens it will tell
+    return file if _mark(status) == file.mark else structs.replace(file, size=status.st_size, mark=_mark(status))
 
 
 def _walk(folder: str, patterns: list[str], root: str) -> Iterator[str]:
@@ -182,14 +209,18 @@ def _bounded(files: list[HostFile]) -> HostFiles:
     return HostFiles(files=tuple(files))
 
 
+def _mark(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
 def _check_regular(path: Path, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise ConfigurationError(f"{str(path)!r} is no regular file; a path must lead to files or to a folder of them")
+        raise FileRefusedError(path, "is no regular file", "; a path must lead to files or to a folder of them")
 
 
 def _check_inside(path: Path, real: str, root: str) -> None:
     if not Path(real).is_relative_to(root):
-        raise ConfigurationError(f"{str(path)!r} is a link that leads out of the folder {root!r}, so it is refused")
+        raise FileRefusedError(path, "is a link that leads out of the folder", f" {root!r}, so it is refused")
 
 
 def _real_path(fd: int, path: Path) -> str:

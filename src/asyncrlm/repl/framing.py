@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ..errors import ProtocolError
-from .messages import Answer, Done, FromWorker, ToWorker
+from .messages import Answer, Call, Done, FromWorker, Output, ToWorker
 from .reading import Stopped, read_json
 from .worker.bounds import MAX_FRAME
 
@@ -17,6 +17,10 @@ LARGE = 1 << 17
 """Bytes of a frame beyond which it is read in a worker thread."""
 MOST_VARIABLES = 200
 """Variables that `done` may name."""
+MOST_OF_VARIABLES = 1 << 20
+"""Characters of their names and types, and of their values."""
+MOST_OF_A_NAME = 10_000
+"""Characters of what a call may name: a tool, a file, a model."""
 
 _parse_frame = msgspec.json.Decoder(FromWorker).decode
 _encode_json = msgspec.json.Encoder().encode
@@ -68,8 +72,16 @@ def decode_large(line: bytes | bytearray, stopped: Callable[[], bool]) -> FromWo
 def _checked(frame: FromWorker) -> FromWorker:
     if type(frame) is Answer:
         _ = frame.text
-    elif type(frame) is Done and (len(frame.variables) > MOST_VARIABLES or len(frame.values) > MOST_VARIABLES):
-        raise ValueError(f"more than {MOST_VARIABLES} variables")
+    elif type(frame) is Done:
+        for names in (frame.variables, frame.values):
+            if len(names) > MOST_VARIABLES:
+                raise ValueError(f"more than {MOST_VARIABLES} variables")
+            if sum(len(name) + len(text) for name, text in names.items()) > MOST_OF_VARIABLES:
+                raise ValueError(f"more than {MOST_OF_VARIABLES:,} characters of variables")
+    elif type(frame) is Output and len(frame.data) > LARGE:
+        raise ValueError("output in too large a piece")
+    elif type(frame) is Call and frame.name is not None and len(frame.name) > MOST_OF_A_NAME:
+        raise ValueError(f"a name of {len(frame.name):,} characters")
     return frame
 
 

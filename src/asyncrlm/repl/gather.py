@@ -11,6 +11,7 @@ import anyio
 import anyio.from_thread
 import anyio.to_thread
 
+from ..caught import described, is_own
 from ..errors import ConfigurationError
 from .context import check_prompt_type, resolved
 from .files import HostFile
@@ -65,7 +66,14 @@ async def gathered(value: Any, *, lazy: bool, web: Web, threads: anyio.CapacityL
     if is_url(value):
         file = await fetch(str(value), web, threads, tell)
     elif isinstance(value, AsyncIterable):
-        file = await _iterated(cast("AsyncIterable[Any]", value), threads, tell)
+        try:
+            file = await _iterated(cast("AsyncIterable[Any]", value), threads, tell)
+        except ConfigurationError:
+            raise
+        except BaseException as error:  # of the caller's iterator
+            if not is_own(error):
+                raise
+            raise ConfigurationError(f"the asynchronous iterator given as prompt raised {described(error)}") from error
     elif is_stream(value):
         check_stream(value)
         file = await anyio.to_thread.run_sync(_read, value, abandon_on_cancel=True, limiter=threads)
@@ -101,12 +109,19 @@ async def _iterated(pieces: AsyncIterable[Any], threads: anyio.CapacityLimiter, 
         held.append(data)
         size += len(data)
         if size >= PIECE:
-            await anyio.to_thread.run_sync(spool.write, b"".join(held), limiter=threads)
+            await _keep(spool, held, threads)
             held, size = [], 0
             tell("iterator", spool.size, None)
-    await anyio.to_thread.run_sync(spool.write, b"".join(held), limiter=threads)
+    await _keep(spool, held, threads)
     tell("iterator", spool.size, spool.size)
     return HostFile.spooled("", spool, text=kind is not bytes, odd=odd)
+
+
+async def _keep(spool: Spool, held: list[bytes], threads: anyio.CapacityLimiter) -> None:
+    try:
+        await anyio.to_thread.run_sync(spool.write, b"".join(held), limiter=threads)
+    except OSError as error:
+        raise ConfigurationError(f"what the asynchronous iterator gave could not be kept in a file: {error}") from error
 
 
 def _read(file: BinaryFile) -> HostFile:
@@ -127,6 +142,9 @@ def _read(file: BinaryFile) -> HostFile:
         finally:
             if begin is not None:
                 cast("Any", file).seek(begin)
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"the file given as prompt can't be read: {error}") from error
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        spool.close()  # the thread may keep the error, and with it what this function had
+        raise ConfigurationError(f"the file given as prompt can't be read: {described(error)}") from error
     return HostFile.spooled("", spool, text=False)

@@ -26,6 +26,7 @@ from .messages import (
     Output,
     Ready,
 )
+from .raised import innermost
 from .resources import CLOSE_GRACE
 from .room import Room
 from .sandbox import Exit, Printed, Report, Sandbox
@@ -168,7 +169,7 @@ class Link:
     def fate(self) -> str:
         """How the worker ended, for people and models to read."""
         if self.failure is not None:
-            return str(self.failure)
+            return str(innermost(self.failure))
         if self._why is not None:
             return self._why
         status = self.exit.status if self.exit else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -174,3 +174,21 @@ class Reader:
 def read_json(line: bytes | bytearray, stopped: Callable[[], bool]) -> Any:
     """The value of one line of ASCII JSON; as `Reader.read`."""
     return Reader(line.decode("ascii"), stopped).read()
+
+
+def holds_more(value: Any, most: int) -> bool:
+    """Whether there are more than `most` values in this one; quick, whatever it holds."""
+    level = [value]
+    seen = 0
+    while level:
+        deeper: list[Any] = []
+        for each in level:
+            if isinstance(each, dict):
+                deeper += cast("dict[str, Any]", each).values()
+            elif isinstance(each, list):
+                deeper += cast("list[Any]", each)
+            if seen + len(deeper) > most:
+                return True
+        seen += len(deeper)
+        level = deeper
+    return False

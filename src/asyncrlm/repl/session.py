@@ -374,7 +374,7 @@ class Session:
             if self._on_sandbox is not None:
                 self._on_sandbox(link.report, time.monotonic() - began)
             await load_tools(link, self._tools, self._init, self._threads)
-            for plan in self._shelf.plans(group):
+            for plan in await self._shelf.plans(group):
                 await link.load(plan)
         except BaseException as error:
             link.kill("it could not be made ready")

@@ -17,7 +17,7 @@ import msgspec
 
 from ..errors import ConfigurationError
 from .context import LoadPlan, plan_load
-from .files import HostFile, HostFiles
+from .files import FileRefusedError, HostFile, HostFiles, found_again
 from .gather import gathered, is_stream
 from .web import Web, is_url
 from .worker import codec
@@ -59,7 +59,7 @@ class CharacterIndex:
             finally:
                 os.close(fd)
         except (OSError, ConfigurationError) as error:
-            self._error = str(error)
+            self._error = _told(self._file, error)
         finally:
             if not self._counts.complete:
                 self._error = self._error or "the characters of the file are counted no longer"
@@ -130,11 +130,19 @@ class Shelf:
         """Give it to each new worker from now on, instead of the one of its name."""
         self._plans[plan.name] = plan
 
-    def plans(self, group: anyio.abc.TaskGroup) -> list[LoadPlan]:
+    async def plans(self, group: anyio.abc.TaskGroup) -> list[LoadPlan]:
         """What a new worker gets."""
-        for plan in self._plans.values():
-            self.keep(self.prepare(plan, group))
+        for plan in list(self._plans.values()):
+            self.keep(self.prepare(await self._as_it_is(plan), group))
         return list(self._plans.values())
+
+    async def _as_it_is(self, plan: LoadPlan) -> LoadPlan:
+        """With what has taken the place of its file since an earlier worker got it."""
+        file = plan.file
+        if plan.form != "lazy" or plan.value is None or file is None or file.spool is not None:
+            return plan
+        again = await anyio.to_thread.run_sync(found_again, file, abandon_on_cancel=True, limiter=self._threads)
+        return plan if again is file else msgspec.structs.replace(plan, file=again, value=None)
 
     def prepare(self, plan: LoadPlan, group: anyio.abc.TaskGroup) -> LoadPlan:
         """The plan as workers get it; counting what it needs begins, in `group`."""
@@ -147,8 +155,9 @@ class Shelf:
             return msgspec.structs.replace(plan, value=key)
         if plan.file is None:
             return plan
-        self._count(key, plan.file, group)
-        return msgspec.structs.replace(plan, value=[key, codec.encode(plan.file.name), plan.file.size])
+        file = _same(plan.file)
+        self._count(key, file, group)
+        return msgspec.structs.replace(plan, file=file, value=[key, codec.encode(file.name), file.size])
 
     def _count(self, key: str, file: HostFile, group: anyio.abc.TaskGroup) -> CharacterIndex:
         index = self._indexes[key] = CharacterIndex(file)
@@ -159,7 +168,7 @@ class Shelf:
         """What a cell asked of a file; `PASSED` if the answer is the file itself, whose descriptor was passed.
 
         Raises:
-            FileError, ConfigurationError, OSError: if it can't be had, or was no question.
+            FileError: if it can't be had, or was no question.
             anyio.BrokenResourceError: if the worker is gone.
         """
         match question:
@@ -167,7 +176,11 @@ class Shelf:
                 counts = await self._index(key).since(block, nbytes, character)
                 return [counts, sys.byteorder]
             case ["open", int(number)] if key in self._folders:
-                path = await hand_over(f"{key}/{number}", self._file(key, number))
+                file = self._file(key, number)
+                try:
+                    path = await hand_over(f"{key}/{number}", file)
+                except (OSError, ConfigurationError) as error:
+                    raise FileError(_told(file, error)) from error
                 return PASSED if path is None else path
             case _:
                 raise FileError("there is no such file")
@@ -184,4 +197,15 @@ class Shelf:
         files = self._folders[key].files
         if not 0 <= number < len(files):
             raise FileError("there is no such file")
-        return files[number]
+        return _same(files[number])
+
+
+def _same(file: HostFile) -> HostFile:
+    return msgspec.structs.replace(file, same=file.mark is not None)
+
+
+def _told(file: HostFile, error: OSError | ConfigurationError) -> str:
+    """Why it can't be had; a cell is not told where files of the host are."""
+    if isinstance(error, ConfigurationError):
+        return f"{file.name!r} {error.why if isinstance(error, FileRefusedError) else 'is another file than it was'}"
+    return f"{file.name!r} can't be read: {error.strerror}" if error.strerror else str(error)

@@ -36,6 +36,10 @@ class Spool:
         except OSError:  # no such folder on this system
             return os.dup(self.fd)
 
-    def __del__(self) -> None:
-        if hasattr(self, "fd"):
-            os.close(self.fd)
+    def close(self) -> None:
+        """Give it up before this object is gone. Twice is fine."""
+        fd, self.fd = getattr(self, "fd", -1), -1
+        if fd >= 0:
+            os.close(fd)
+
+    __del__ = close

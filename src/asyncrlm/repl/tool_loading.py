@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import anyio
 import anyio.to_thread
 import msgspec
@@ -24,15 +26,21 @@ async def load_tools(link: Link, tools: HostTools, init: Init, threads: anyio.Ca
     """Bind all tools in a worker that has `init`, and with it the callables, already.
 
     An object that is no plain data is pickled; where it can't be, or the worker can't unpickle it, cells get what
-    calls its functions on the host.
+    calls its functions on the host; what has none goes as data, if its fields are.
 
     Raises:
         ConfigurationError: if a value can't be loaded.
         SandboxLost: if the worker ends meanwhile.
     """
     link.hidden.clear()
-    for tool in tools.of_kind("source", "value"):
-        await link.load(await _planned(tool, threads))
+    for tool in tools.of_kind("source"):
+        await link.load(LoadPlan(name=tool.name, form="code", value=codec.encode(tool.value)))
+    for tool in tools.of_kind("value"):
+        try:
+            await link.load(await _planned(tool, threads))
+        except ConfigurationError as error:
+            link.check()
+            await link.load(await _as_data(tool, error, threads))
     for tool in tools.of_kind("object"):
         link.hidden.update(tool.functions)
         try:
@@ -44,6 +52,13 @@ async def load_tools(link: Link, tools: HostTools, init: Init, threads: anyio.Ca
 
 
 async def _planned(tool: Tool, threads: anyio.CapacityLimiter) -> LoadPlan:
-    if tool.kind == "source":
-        return LoadPlan(name=tool.name, form="code", value=codec.encode(tool.value))
     return await anyio.to_thread.run_sync(plan_tool, tool.name, tool.value, abandon_on_cancel=True, limiter=threads)
+
+
+async def _as_data(tool: Tool, refused: ConfigurationError, threads: anyio.CapacityLimiter) -> LoadPlan:
+    """A value that could not go by pickle, such as an object of a class that cells lack."""
+    plan = functools.partial(plan_tool, tool.name, tool.value, records=True)
+    try:
+        return await anyio.to_thread.run_sync(plan, abandon_on_cancel=True, limiter=threads)
+    except ConfigurationError:
+        raise refused from None

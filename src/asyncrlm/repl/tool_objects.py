@@ -42,12 +42,18 @@ def functions_of(value: Any) -> dict[str, Callable[..., Any]]:
         if name.startswith("_") or name in fields or len(found) >= MOST_FUNCTIONS:
             continue
         static = inspect.getattr_static(holder, name, None)
-        if isinstance(static, type) or not _is_function(static):
+        if isinstance(static, type) or not _is_function(static) or _is_of_library(cast("Any", type(value)), name):
             continue
         function = getattr(value, name, None)
         if callable(function):
             found[name] = function
     return found
+
+
+def _is_of_library(kind: type[Any], name: str) -> bool:
+    """Whether a class has an attribute as every model of its library has: it says nothing of this one."""
+    giver = next((each for each in kind.__mro__ if name in vars(each)), kind)
+    return giver.__module__.partition(".")[0] in ("pydantic", "msgspec")
 
 
 def _is_function(static: Any) -> bool:

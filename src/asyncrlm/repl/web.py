@@ -6,6 +6,7 @@ import codecs
 import ipaddress
 import socket
 import ssl
+import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,7 +27,13 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 REDIRECTS = 10
 """Redirects followed."""
 _TEXTS = ("json", "xml", "javascript", "yaml", "toml", "csv", "x-ndjson", "sql", "x-sh")
-_EMBEDDED = ipaddress.ip_network("64:ff9b::/96")
+_PACKED = {"gzip": 31, "x-gzip": 31, "deflate": 15}
+"""Ways of packing that are taken though nobody asked for them → the form of it that zlib knows."""
+_PIECE = 1 << 20
+"""Bytes unpacked at a time."""
+_EMBEDDED = [ipaddress.ip_network(network) for network in ("64:ff9b::/96", "::/96", "::ffff:0:0:0/96")]
+"""Whose last 32 bits are an address of IPv4."""
+_LOCAL = [ipaddress.ip_network(network) for network in ("64:ff9b:1::/48", "fec0::/10")]
 _PATIENCE = 1.0
 """Seconds before the second attempt; each one after waits twice as long."""
 
@@ -86,10 +93,12 @@ async def fetch(
                     ) from error
             except httpx2.InvalidURL as error:
                 raise ConfigurationError(f"{download.name} is no address to fetch: {error}") from error
-            except UnicodeDecodeError as error:
+            except UnicodeError as error:
                 raise ConfigurationError(
-                    f"{download.name} is not the {error.encoding} that it says: {error}"
+                    f"{download.name} is not the {download.charset} that it says: {error}"
                 ) from error
+            except OSError as error:
+                raise ConfigurationError(f"{download.name} could not be kept in a file: {error}") from error
             await anyio.sleep(_PATIENCE * 2**attempt)
     raise ConfigurationError("Web(attempts=...) is at least 1")
 
@@ -114,6 +123,11 @@ class _Download:
         self._spool = Spool()
         self._received = 0  # bytes as they were sent
         self._validator: str | None = None  # of what is there, where more of the same can be asked for
+        self._whole: int | None = None  # how many there are, where a part of them was sent
+        self.charset = "utf-8"
+        """What it is said to be."""
+        self._packed = ""
+        self._unpacker: Any = None
         self._decoder: Any = None
         self._text: bool | None = None  # None: whether it is UTF-8 is seen as it comes
 
@@ -177,28 +191,42 @@ class _Download:
 
     async def _begin(self, response: httpx2.Response) -> None:
         status, headers = response.status_code, response.headers
-        if status == 206 and headers.get("content-range", "").startswith(f"bytes {self._received}-"):
+        packed = headers.get("content-encoding", "").strip().lower().replace("identity", "")
+        if status == 206 and not packed and self._goes_on(headers):
             return
         if status in (206, 408, 416, 429) or status >= 500:
             self._validator = None  # so that the next attempt asks for all of it
             raise _CutError(f"the server answered {status}")
         if status != 200:
             raise ConfigurationError(f"{self.name} could not be fetched: the server answered {status}")
+        if packed and packed not in _PACKED:
+            raise ConfigurationError(f"{self.name} comes packed as {packed[:40]!r}, which nobody asked for")
         self._spool.clear()
         self._received = 0
-        self._validator = None
-        if "content-encoding" not in headers:
+        self._validator = self._whole = None
+        if not packed:
             tag = headers.get("etag", "")
-            self._validator = tag if tag.startswith('"') else headers.get("last-modified")
+            self._validator = tag if _is_tag(tag) else headers.get("last-modified")
+        self._packed, self._unpacker = packed, zlib.decompressobj(_PACKED[packed]) if packed else None
         self._text, self._decoder = self._form(headers.get("content-type", ""), response.charset_encoding)
+
+    def _goes_on(self, headers: httpx2.Headers) -> bool:
+        """Whether what comes is the part that was asked for, of what is there."""
+        span, _, whole = headers.get("content-range", "").partition("/")
+        tag = headers.get("etag", self._validator)
+        if not span.startswith(f"bytes {self._received}-") or (tag != self._validator and _is_tag(self._validator)):
+            return False
+        self._whole = int(whole) if whole.isdecimal() else None
+        return True
 
     def _form(self, content_type: str, charset: str | None) -> tuple[bool | None, Any]:
         kind = content_type.partition(";")[0].strip().lower()
         if charset is not None:
             try:
                 "".encode(charset)  # bytes would be taken by what is no charset
-            except LookupError:
+            except (LookupError, UnicodeError):
                 raise ConfigurationError(f"{self.name} says it is {charset[:40]!r}, a charset not known here") from None
+            self.charset = charset
             return True, codecs.getincrementaldecoder(charset)("strict")
         if not kind or kind.startswith("text/") or kind.endswith(_TEXTS):
             return None, codecs.getincrementaldecoder("utf-8")("strict")
@@ -209,33 +237,56 @@ class _Download:
         total = self._received + int(length) if length.isdecimal() and self._validator else None
         if total is not None and total > self._web.max_bytes:
             raise self._too_large()
-        before = response.num_bytes_downloaded
         problem: Exception | None = None
         # Left in the middle, the generators inside would be told of as never closed: closed, the response ends them.
         try:
-            async for data in response.aiter_bytes():
+            async for data in response.aiter_raw():
                 if problem is not None:
                     continue
                 try:
-                    written = await anyio.to_thread.run_sync(self._write, data, limiter=self._threads)
-                    if written > self._web.max_bytes:
-                        raise self._too_large()
-                except (ConfigurationError, UnicodeDecodeError, OSError) as error:
+                    await anyio.to_thread.run_sync(self._write, data, limiter=self._threads)
+                except (ConfigurationError, UnicodeError, OSError) as error:
                     problem = error
                     await response.aclose()
                     continue
-                self._received += response.num_bytes_downloaded - before
-                before = response.num_bytes_downloaded
-                self._tell(self.name, written, total)
+                self._received += len(data)
+                self._tell(self.name, self._spool.size, total)
         except Exception:
             if problem is None:
                 raise
         if problem is not None:
             raise problem
-        self._write(b"", final=True)
+        if self._whole is not None and self._received < self._whole:
+            raise _CutError(f"{self._received:,} of {self._whole:,} bytes came")
+        if self._unpacker is not None and self._received and not self._unpacker.eof:
+            raise _CutError(f"what came ends in the middle of its {self._packed}")
+        self._keep(b"", final=True)
         self._tell(self.name, self._spool.size, self._spool.size)
 
-    def _write(self, data: bytes, *, final: bool = False) -> int:
+    def _write(self, data: bytes) -> None:
+        if self._unpacker is None:
+            self._keep(data)
+            return
+        more = True
+        while more and not self._unpacker.eof:
+            piece = self._unpack(data)
+            self._keep(piece)
+            data = self._unpacker.unconsumed_tail
+            more = bool(data) or len(piece) == _PIECE
+            if self._unpacker.unused_data.startswith(b"\x1f\x8b"):  # one packed file after another is one, too
+                data, self._unpacker = self._unpacker.unused_data, zlib.decompressobj(_PACKED[self._packed])
+                more = True
+
+    def _unpack(self, data: bytes) -> bytes:
+        try:
+            return self._unpacker.decompress(data, _PIECE)
+        except zlib.error as error:
+            if self._packed == "deflate" and not self._received:  # without its head, as some servers mean it
+                self._packed, self._unpacker = "raw deflate", zlib.decompressobj(-zlib.MAX_WBITS)
+                return self._unpack(data)
+            raise ConfigurationError(f"{self.name} is not the {self._packed} that it says: {error}") from error
+
+    def _keep(self, data: bytes, *, final: bool = False) -> None:
         if self._text is True:
             data = self._decoder.decode(data, final).encode("utf-8", "surrogatepass")
         elif self._text is None:
@@ -244,7 +295,8 @@ class _Download:
             except UnicodeDecodeError:
                 self._text = False
         self._spool.write(data)
-        return self._spool.size
+        if self._spool.size > self._web.max_bytes:
+            raise self._too_large()
 
     def _too_large(self) -> ConfigurationError:
         return ConfigurationError(
@@ -252,11 +304,17 @@ class _Download:
         )
 
 
+def _is_tag(validator: str | None) -> bool:
+    return validator is not None and validator.startswith('"')
+
+
 def is_public(address: Address) -> bool:
     """Whether it is an address of the public internet, also where it stands for another."""
     if isinstance(address, ipaddress.IPv6Address):
         inner = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
-        if address in _EMBEDDED:
+        if any(address in network for network in _LOCAL):
+            return False
+        if any(address in network for network in _EMBEDDED):
             inner.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
         if any(part is not None and not is_public(part) for part in inner):
             return False

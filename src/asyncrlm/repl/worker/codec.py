@@ -20,6 +20,8 @@ from .records import Record, Row, fields_of, record_type
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+MOST_ALIKE = 100
+"""Keys of one dict, or items of one set, that hash alike."""
 MAX_DEPTH = 100
 """Deepest nesting of containers, either way."""
 
@@ -331,7 +333,19 @@ def _items(body: Any, depth: int) -> list[Any]:
 
 def _dict(body: Any, depth: int) -> dict[Any, Any]:
     pairs = [_list(pair, 2) for pair in _list(body)]
-    return {_decode(key, depth + 1): _decode(item, depth + 1) for key, item in pairs}
+    keys = _apart([_decode(key, depth + 1) for key, _ in pairs])
+    return {key: _decode(item, depth + 1) for key, (_, item) in zip(keys, pairs)}  # noqa: B905 - Python 3.9
+
+
+def _apart(keys: list[Any]) -> list[Any]:
+    """Keys as they are, if they don't hash alike: made so on purpose, those of one frame take hours to tell apart."""
+    counts: dict[int, int] = {}
+    for key in keys if len(keys) > MOST_ALIKE else ():
+        code = hash(key)
+        counts[code] = counts.get(code, 0) + 1
+        if counts[code] > MOST_ALIKE:
+            raise ValueError("not a value: too many keys that hash alike")
+    return keys
 
 
 def _record(body: Any, depth: int) -> Record:
@@ -359,8 +373,8 @@ _READERS: dict[str, Callable[[Any, int], Any]] = {
     "time": lambda body, _: dt.time.fromisoformat(_str(body)),
     "timedelta": lambda body, _: _timedelta(body),
     "tuple": lambda body, depth: tuple(_items(body, depth)),
-    "set": lambda body, depth: set(_items(body, depth)),
-    "frozenset": lambda body, depth: frozenset(_items(body, depth)),
+    "set": lambda body, depth: set(_apart(_items(body, depth))),
+    "frozenset": lambda body, depth: frozenset(_apart(_items(body, depth))),
     "dict": _dict,
     "record": _record,
     "row": _row,

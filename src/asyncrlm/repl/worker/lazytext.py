@@ -307,11 +307,15 @@ class Text:
             at += max(end, WINDOW)
         return total
 
-    def startswith(self, part: str) -> bool:
-        return self[: len(part)] == part
+    def startswith(self, part: str | tuple[str, ...]) -> bool:
+        """Whether it begins with `part`, or with one of several."""
+        parts = part if isinstance(part, tuple) else (part,)
+        return any(self[: len(each)] == each for each in parts)
 
-    def endswith(self, part: str) -> bool:
-        return not part or self[-len(part) :] == part
+    def endswith(self, part: str | tuple[str, ...]) -> bool:
+        """Whether it ends with `part`, or with one of several."""
+        parts = part if isinstance(part, tuple) else (part,)
+        return any(not each or self[-len(each) :] == each for each in parts)
 
     def search(self, pattern: str | re.Pattern[str], flags: int = 0, *, longest: int = LONGEST) -> Found | None:
         """The first match of a regular expression, as `re.search`; None if there is none.

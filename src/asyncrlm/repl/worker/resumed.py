@@ -21,13 +21,16 @@ _LONGEST_HEAD = 200
 class Link:
     """One end; it does no input or output itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_useless: float = float("inf")) -> None:
+        """`most_useless`: pieces of nothing new that may come at once; each takes time, which liars could use up."""
+        self._most_useless = most_useless
         self.kept = bytearray()
         self.base = 0  # where `kept` begins in all that was ever sent
         self.got = 0
         self.taken = 0  # of `got`: what the other end need not keep any more
         self.resumed = False  # set when the other end goes on, or wants us to
         self.unclear = False  # what came is no such stream: pass over it, or give up
+        self.missed = False  # something that was sent before what came did not come: it has to be asked for
         self._told = 0
         self._asked = False  # by a piece of nothing
         self._word = b""  # which the other end awaits before it goes on
@@ -74,7 +77,7 @@ class Link:
         """The stream broke: pass over what comes until the other end goes on."""
         self._epoch += 1
         self._awaited = b"\n%d %s\n" % (self._epoch, binascii.hexlify(os.urandom(16)))
-        self.unclear = False
+        self.unclear = self.missed = False
         self._inbox.clear()
 
     def request(self) -> bytes:
@@ -97,40 +100,46 @@ class Link:
             del inbox[: at + len(self._awaited)]
             self._awaited = b""
             self.resumed = True
+        useless = 0
         while not self.unclear:
             end = inbox.find(b"\n", 0, _LONGEST_HEAD)
             if end < 0:
                 self.unclear = len(inbox) >= _LONGEST_HEAD
                 break
+            words = bytes(inbox[:end]).split(b" ")
+            resume = words[4:]
             try:
-                numbers = [int(word) for word in inbox[:end].split(b" ", 3)[:3]]
-                where, had, length = numbers
+                where, had, length, *epoch = map(int, words[:4])
             except ValueError:
                 where = had = length = -1
-            if min(where, had, length) < 0 or length > WINDOW:
+                epoch = []
+            odd = min(where, had, length) < 0 or length > WINDOW or len(epoch) != len(resume)
+            if odd or useless > self._most_useless:
                 self.unclear = True
                 break
-            resume = bytes(inbox[:end]).split(b" ")[3:]
             start = end + 1
             stop = start + length
             if len(inbox) < stop:
                 break
             if resume:
-                self._resume(had, *resume)
+                self._resume(had, epoch[0], resume[0])
             else:
                 self._release(had)
                 self._asked = self._asked or not length
+                self.missed = self.missed or where > self.got
                 if where <= self.got < where + length:
                     new += inbox[start + self.got - where : stop]
                     self.got = where + length
+                else:
+                    useless += 1
             del inbox[:stop]
         return bytes(new)
 
-    def _resume(self, got: int, epoch: bytes, word: bytes) -> None:
-        if int(epoch) > self._epoch and got >= self.base:
-            self._epoch = int(epoch)
+    def _resume(self, got: int, epoch: int, word: bytes) -> None:
+        if epoch > self._epoch and got >= self.base:
+            self._epoch = epoch
             self._release(got)
-            self._word = b"\n%s %s\n" % (epoch, word)
+            self._word = b"\n%d %s\n" % (epoch, word)
             self.resumed = True
 
     def _release(self, taken: int) -> None:

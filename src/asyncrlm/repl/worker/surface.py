@@ -270,6 +270,11 @@ def _encoder(kind: str, model: Any, schema: Any) -> Callable[[Any], str]:
         raise TypeError(f"model must be the name of a model, not {type(model).__name__}")
     if hasattr(schema, "model_json_schema"):  # a class of pydantic's
         schema = schema.model_json_schema()
+    elif isinstance(schema, type):
+        raise TypeError(
+            f"schema= is a JSON schema, such as {{'type': 'object', 'properties': {{...}}}}, or a pydantic model; "
+            f"the class {schema.__name__} is neither"
+        )
     rest = (f',"model":{dump(model)}' if model is not None else "") + (
         f',"schema":{dump(schema, "schema")}' if schema is not None else ""
     )
