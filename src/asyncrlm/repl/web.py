@@ -212,9 +212,11 @@ class _Download:
 
     def _goes_on(self, headers: httpx2.Headers) -> bool:
         """Whether what comes is the part that was asked for, of what is there."""
+        if self._validator is None:  # all of it was asked for
+            return False
         span, _, whole = headers.get("content-range", "").partition("/")
         tag = headers.get("etag", self._validator)
-        if not span.startswith(f"bytes {self._received}-") or (tag != self._validator and _is_tag(self._validator)):
+        if not span.startswith(f"bytes {self._received}-") or (_is_tag(self._validator) and tag != self._validator):
             return False
         self._whole = int(whole) if whole.isdecimal() else None
         return True
@@ -304,8 +306,8 @@ class _Download:
         )
 
 
-def _is_tag(validator: str | None) -> bool:
-    return validator is not None and validator.startswith('"')
+def _is_tag(validator: str) -> bool:
+    return validator.startswith('"')
 
 
 def is_public(address: Address) -> bool:
