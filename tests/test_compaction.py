@@ -75,6 +75,22 @@ async def test_the_prologue_stays_and_the_repl_has_all_of_it() -> None:
         assert all(a.role != b.role for a, b in itertools.pairwise(messages))
 
 
+@pytest.mark.parametrize("compaction", [True, False])
+async def test_there_is_a_history_before_there_is_a_summary(compaction: bool) -> None:
+    look = (
+        "try: found = [len(history), history is history_0, 'QUESTION' in history[1]['content']]\n"
+        "except NameError: found = 'none'\nanswer.update(content=found, ready=True)"
+    )
+    lm = ScriptedLM([cell(look), cell(look)])
+    settings: dict[str, Any] = {"backend_kwargs": {"context_window": WINDOW}, "compaction": compaction}
+    expected = "[2, true, true]" if compaction else "none"
+    with anyio.fail_after(10):
+        assert (await AsyncRLM(lm, **settings).acompletion("CTX", "QUESTION")).response == expected
+        async with AsyncRLM(ScriptedLM([cell(look), cell(look)]), **settings).session() as chat:
+            assert (await chat.acompletion("CTX", "QUESTION")).response == expected
+            assert (await chat.acompletion("CTX", "other")).response == "[3, true, true]"
+
+
 async def test_it_is_done_as_often_as_it_must_be() -> None:
     lm = model(cell("found = 1"), *[BIG] * 6, LOOK)
     with anyio.fail_after(10):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import decimal
 from typing import Any, Literal, TypedDict
 
 import msgspec
@@ -110,6 +111,27 @@ async def test_other_types(form: Any, content: str, value: Any, response: str | 
     completion, _ = await ask(submit(content), response_format=form)
     assert completion.parsed == value
     assert response is None or completion.response == response
+
+
+class Order(msgspec.Struct):
+    day: dt.date
+    price: decimal.Decimal
+    of: Card
+    tags: set[str]
+
+
+async def test_what_json_does_not_know_may_be_among_it() -> None:
+    code = """
+import dataclasses, datetime, decimal
+@dataclasses.dataclass
+class Card:
+    name: str
+    age: int
+day, price = datetime.date(2026, 12, 3), decimal.Decimal("1.50")
+answer.update(content={"day": day, "price": price, "of": Card("Ada", 36), "tags": {"a"}}, ready=True)
+"""
+    completion, _ = await ask(cell(code), response_format=Order)
+    assert completion.parsed == Order(dt.date(2026, 12, 3), decimal.Decimal("1.50"), Card("Ada", 36), {"a"})
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,10 @@ class Compaction:
         """Whether anything has been said since the last time, or at all."""
         return self._history.replies > self._replies_at_last
 
+    async def bind(self, session: Session) -> None:
+        """Have all messages so far in the REPL."""
+        await session.load(self._name, self._history.transcript(), also="history")
+
     async def compact(self, session: Session) -> None:
         """Put a summary in the place of all that follows the prologue.
 
@@ -94,7 +98,7 @@ class Compaction:
         self._history.compact(summary)
         self._history.user(words.compacted_message(self._prompts, count=self._count))
         self._counted = None
-        await session.load(self._name, self._history.transcript(), also="history")
+        await self.bind(session)
         self._run.compacted(before, self.tokens, summary, time.perf_counter() - began)
 
     async def _summary(self) -> str:

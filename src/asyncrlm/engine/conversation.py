@@ -19,6 +19,9 @@ from .doors import BehindDoor, behind_door
 from .scope import EngineScope
 from .settings import Configuration
 
+FIRST_HISTORY = "history_0"
+"""What the messages of the first completion are known by."""
+
 
 class Conversation:
     """A session of the REPL, and what of each completion the later ones find there.

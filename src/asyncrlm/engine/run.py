@@ -28,7 +28,7 @@ from ..types import UsageSummary
 from . import prompts as words
 from .approval import Approval
 from .closing import Closing, RunResult
-from .conversation import Conversation
+from .conversation import FIRST_HISTORY, Conversation
 from .plain import plain_text, strip_thinking
 from .services import RunServices
 from .settings import MAX_EMPTY_REPLIES
@@ -252,7 +252,8 @@ class Run:
             if begin is not None:
                 await begin()
             self._session = session
-            self._turns.compacts("history_0" if self._conversation is None else self._conversation.history_name)
+            name = FIRST_HISTORY if self._conversation is None else self._conversation.history_name
+            self._turns.compacts(session, name)
             try:
                 await self._loop(session)
             except LimitError as error:

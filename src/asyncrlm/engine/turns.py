@@ -16,6 +16,7 @@ from ..repl.outcome import unrunnable
 from ..repl.session import CellOutcome, Session
 from .approval import Approval
 from .compaction import Compaction
+from .conversation import FIRST_HISTORY
 from .groups import beside
 from .history import History
 from .parsing import ParsedReply, parse_reply
@@ -62,12 +63,14 @@ class Turns:
         self._began = 0.0
         self.compaction: Compaction | None = None
 
-    def compacts(self, name: str) -> None:
+    def compacts(self, session: Session, name: str) -> None:
         """Have the history compacted where it nears the window; `name` is what the REPL then has all of it by."""
         configuration, window = self._tree.configuration, self.root.window
         if configuration.compactor is None or window is None:
             return
         self.compaction = Compaction(configuration, self.history, self, window=window, name=name)
+        if name == FIRST_HISTORY and self._meanwhile is not None:  # later ones find that of an earlier completion
+            self._meanwhile = functools.partial(_both, self._meanwhile, self.compaction.bind, session)
 
     def meanwhile(self, work: Callable[[], Awaitable[None]], *, hear_out: bool) -> None:
         """Have `work` done while the next request is in flight, and before its reply is used.
@@ -164,6 +167,11 @@ class Turns:
         self.last_error = error or self.last_error
         self._telling.cell_finished(self.number, self._cells, outcome, error)
         return outcome
+
+
+async def _both(first: Callable[[], Awaitable[None]], then: Callable[[Session], Awaitable[None]], to: Session) -> None:
+    await first()
+    await then(to)
 
 
 def _broken_off(reply: LMReply) -> str:

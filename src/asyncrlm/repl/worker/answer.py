@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import decimal
+import enum
 import json
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from . import report
 from .bounds import MAX_FRAME
+from .records import fields_of
 from .wire import dump
 
 
@@ -19,11 +23,28 @@ def to_text(content: Any) -> str:
         return ""
     try:
         with report.long_ints():
-            return json.dumps(content, ensure_ascii=False, allow_nan=False)
+            # A date alone is best as it is written; among others it must not make all of them Python's words.
+            among = _among if report.is_a(content, (dict, list, tuple)) else None
+            return json.dumps(content, ensure_ascii=False, allow_nan=False, default=among)
     except KeyboardInterrupt:
         raise
     except BaseException:  # of what the content itself may raise
         return hex(content) if report.is_a(content, int) else report.own_text(content)
+
+
+def _among(value: Any) -> Any:
+    """What JSON has for a value that it does not know."""
+    if isinstance(value, (dt.date, dt.time)):
+        return value.isoformat()
+    if isinstance(value, (set, frozenset)):
+        return list(cast("set[Any]", value))
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, decimal.Decimal) or type(value).__module__ == "uuid":
+        return str(value)
+    if (fields := fields_of(value)) is not None:
+        return fields
+    raise TypeError
 
 
 class Answer(dict[str, Any]):
