@@ -12,7 +12,7 @@ import trio.testing
 from asyncrlm import LMError
 from asyncrlm.ledger import Ledger, Need
 from asyncrlm.lm.base import LMClient, LMReply, LMRequest, Message
-from asyncrlm.lm.pacing.fair import NO_FLOW
+from asyncrlm.lm.pacing.fair import Flow
 from asyncrlm.lm.pacing.fallback import Member
 from asyncrlm.lm.pacing.gate import Gate
 from asyncrlm.lm.pacing.limits import rate_hints
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from asyncrlm import Pacer
 
+NO_FLOW: Flow = (None, None)
 NEED = Need(model="m", input_bytes=300, output_cap=100, price=None)
 
 

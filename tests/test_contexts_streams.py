@@ -214,6 +214,9 @@ async def test_a_part_of_something_else_is_not_taken(no_leaks: None, part: bytes
     async with server(response(b"abc", 'etag: "v1"', length=7), part, response(b"whole")) as (url, asked):
         assert await fetched(url) == "whole"
     assert "range" not in asked[2].lower()
+    async with server(response(b"abc", 'etag: "v1"', length=7), part, part) as (url, _):
+        with pytest.raises(ConfigurationError, match="answered 206"):
+            await fetched(url)
 
 
 async def test_a_part_that_is_too_short_is_followed_by_another(no_leaks: None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import signal
 import subprocess
 import sys
@@ -212,6 +213,7 @@ async def test_strays_of_processes_that_are_gone_are_removed_and_no_others(docke
     }
     kept = {
         "elsewhere": dead | {f"{LABEL}.host": "another-machine"},
+        "same-name": dead | {f"{LABEL}.host": f"{platform.node()} 0123", f"{LABEL}.boot": "another"},
         "other-processes": dead | {f"{LABEL}.namespace": "pid:[1]"},
         "odd": mine | {f"{LABEL}.process": "?"},
     }

@@ -20,7 +20,6 @@ from asyncrlm.events import ModelReplied, UsageSettled
 from asyncrlm.ledger import Ledger, Need, Price
 from asyncrlm.lm.base import LMReply, LMRequest, LMUsage, Message
 from asyncrlm.lm.clients import ClientSpec, client_spec
-from asyncrlm.lm.pacing.fair import NO_FLOW
 from asyncrlm.lm.pacing.fallback import cost_of
 from asyncrlm.lm.pacing.gate import Gate
 from asyncrlm.lm.pacing.sender import Sender
@@ -29,7 +28,7 @@ from asyncrlm.testing import FakeOpenAIServer, FakeReply, FakeRequest, ScriptedL
 from asyncrlm.types import RateHints
 
 from .helpers import cell, submit
-from .pacing_support import Limited, LimitedLM, all_at_once, on_a_jumping_clock
+from .pacing_support import NO_FLOW, Limited, LimitedLM, all_at_once, on_a_jumping_clock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable

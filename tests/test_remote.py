@@ -215,6 +215,18 @@ async def test_a_sandbox_that_takes_too_long_is_lost() -> None:
     assert Plain.made[0].destroyed == 1
 
 
+async def test_a_keeper_that_says_nothing_is_waited_for_as_long_as_is_set() -> None:
+    from msgspec.structs import replace
+
+    class Mute(Plain):
+        async def receive(self) -> bytes:
+            return await anyio.sleep_forever()
+
+    with anyio.fail_after(20), pytest.raises(SandboxLost, match=r"not ready within 0\.5 s"):
+        async with repl(replace(remote(Mute), start_timeout=0.5)) as r:
+            await r.execute("1")
+
+
 async def test_a_sandbox_that_is_refused_says_why() -> None:
     with anyio.fail_after(20), pytest.raises(SandboxLost, match=r"here sandbox could not be had: .*quota") as caught:
         async with repl(remote(Refused)) as r:

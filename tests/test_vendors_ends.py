@@ -160,6 +160,21 @@ RENEWED = {
 
 @covers("B10")
 @asyncio_only
+async def test_renewing_does_not_shorten_the_life_of_one_of_yours(vendor: Vendor) -> None:
+    server: Any = vendor.server
+    if vendor.name != "e2b":
+        pytest.skip("nothing that renews shortens there")
+    with anyio.fail_after(20):
+        async with Repl(environment="e2b", lm=echo) as r:
+            await r.execute("1")
+            yours = vendor.environment(sandbox_id=server.made[0], timeout=1)
+            async with Repl(environment=yours, lm=echo) as other:
+                await other.execute("1")
+                await fact(lambda: server.requests["connect"] + server.requests["timeout"] > 2)
+            assert server.boxes[server.made[0]].until - server.loop.time() > 100
+
+
+@asyncio_only
 @pytest.mark.parametrize("renewed", [True, False])
 async def test_it_is_renewed_while_a_run_waits(vendor: Vendor, renewed: bool, monkeypatch: Any) -> None:
     if vendor.name not in RENEWED:

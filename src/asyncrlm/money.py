@@ -15,6 +15,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from .types import Used
+
 PICO = 10**12
 """Picodollars in a dollar."""
 
@@ -94,23 +96,13 @@ class Settlement(Struct, frozen=True):
     """Some figure is the reservation's, because the provider did not say or the call was cut off."""
 
 
-class ReportedUsage(Protocol):
-    """What a provider said that a reply used; `lm.base.LMUsage` is one. None: it did not say."""
+class ReportedUsage(Used, Protocol):
+    """With what a cache was given of it, too; `lm.base.LMUsage` is one."""
 
-    @property
-    def input_tokens(self) -> int | None: ...
-    @property
-    def output_tokens(self) -> int | None: ...
-    @property
-    def cached_tokens(self) -> int | None: ...
     @property
     def cache_write_tokens(self) -> int | None: ...
     @property
     def cache_write_1h_tokens(self) -> int | None: ...
-    @property
-    def reasoning_tokens(self) -> int | None: ...
-    @property
-    def cost(self) -> float | None: ...
 
 
 class Size(Struct, frozen=True):

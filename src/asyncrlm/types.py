@@ -145,7 +145,9 @@ class UsageSummary(_Record):
         return totals
 
 
-class _Used(Protocol):
+class Used(Protocol):
+    """What a provider said that a reply used; None: it did not say."""
+
     @property
     def input_tokens(self) -> int | None: ...
     @property
@@ -158,7 +160,7 @@ class _Used(Protocol):
     def cost(self) -> float | None: ...
 
 
-def usage_of_one(model: str, used: _Used) -> UsageSummary:
+def usage_of_one(model: str, used: Used) -> UsageSummary:
     """The summary of one request; `used` is what its provider said, None where it did not say."""
     summary = ModelUsageSummary(
         total_calls=1,

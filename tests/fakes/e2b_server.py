@@ -56,6 +56,7 @@ class Box:
         """This long from now."""
         if self._timer is not None:
             self._timer.cancel()
+        self.until = self._loop.time() + seconds
         self._timer = self._loop.call_later(seconds, lambda: self._loop.create_task(self.end()))
 
     async def end(self) -> None:
@@ -235,7 +236,7 @@ class E2BServer(FakeVendor):
         await self.gate(name, self.held)
         if fault := self.fault(name):
             raise Refusal(*fault)
-        answer = {"create": self.create, "delete": self.delete, "timeout": self.renew, "connect": self.renew}.get(name)
+        answer = {"create": self.create, "delete": self.delete, "timeout": self.renew, "connect": self.extend}.get(name)
         if name == "list" and not box:
             found = self.list(query)
         elif answer is not None:
@@ -268,6 +269,12 @@ class E2BServer(FakeVendor):
     async def renew(self, name: str, body: dict[str, Any]) -> tuple[int, Any]:
         box = self._box(name)
         box.live(body["timeout"])
+        return 200, self.told(box)
+
+    async def extend(self, name: str, body: dict[str, Any]) -> tuple[int, Any]:
+        box = self._box(name)
+        if self.loop.time() + body["timeout"] > box.until:
+            box.live(body["timeout"])
         return 200, self.told(box)
 
     def list(self, query: dict[str, list[str]]) -> tuple[int, Any]:

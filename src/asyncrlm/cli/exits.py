@@ -12,7 +12,7 @@ import msgspec
 
 from ..errors import ConfigurationError, RLMError, TimeoutExceededError
 from ..observe.text import plain, printable
-from .interrupted import INTERRUPTED
+from .interrupted import INTERRUPTED, end_at_once
 from .spoken import spoken
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ PIPE_CLOSED: Final = 141
 @contextmanager
 def exits(*, as_json: bool = False) -> Generator[None]:
     """Turn what a command raises into one line on standard error and an exit status."""
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+    if signal.getsignal(signal.SIGINT) is end_at_once:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if sys.stdout is None:
         fail("standard output is closed; nothing was run", USAGE)

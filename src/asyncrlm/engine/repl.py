@@ -22,6 +22,7 @@ from ..ledger import Ledger
 from ..lm.base import LMClient, LMReply, LMRequest
 from ..lm.clients import ClientSpec
 from ..lm.pacing import Gate, Pacer
+from ..lm.pacing.fair import flow_of
 from ..lm.routing import Router
 from ..mcp.connections import with_servers
 from ..mcp.server import MCPServer, checked_servers
@@ -201,7 +202,7 @@ class Repl:
             run_id=run_id,
             gate=Gate(self._width),
             ledger=Ledger(),
-            flow=(run_id if self._tenant is None else ("tenant", self._tenant), run_id),
+            flow=flow_of(run_id, self._tenant),
             pacer=self._pacer,
             replies=self._replies,
         )

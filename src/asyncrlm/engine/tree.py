@@ -18,6 +18,7 @@ from ..ledger import Ledger, Need, Settlement
 from ..lm.base import LMReply, LMRequest
 from ..lm.clients import ClientSpec
 from ..lm.pacing import Gate
+from ..lm.pacing.fair import flow_of
 from ..lm.pacing.fallback import priced
 from ..observe.log import get_logger
 from ..repl.resources import ResourceScope
@@ -42,8 +43,6 @@ class Tree:
         self.sampling_args = call.sampling_args
         self.show_values = watching.keeps_trajectory
         self.router = configuration.router
-        self.flow = (self.run_id if call.tenant is None else ("tenant", call.tenant), self.run_id)
-        """Whose requests these are, where runs take turns at an account."""
         self.checks = Checks(scope.threads)
         self.gate = Gate(limits.max_concurrent_requests)
         self.started = anyio.current_time()
@@ -66,7 +65,7 @@ class Tree:
             run_id=self.run_id,
             gate=self.gate,
             ledger=self.ledger,
-            flow=self.flow,
+            flow=flow_of(self.run_id, call.tenant),
             deadline=self.deadline,
             pacer=configuration.pacer,
             replies=configuration.replies,

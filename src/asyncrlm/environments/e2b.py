@@ -90,7 +90,9 @@ class E2BMachine(ResumedMachine):
             raise
 
     async def pump(self) -> None:
-        seconds, renew = self.settings.timeout, self.vendors.set_timeout
+        seconds = self.settings.timeout
+        # The first would shorten the life of one of yours.
+        renew = self.vendors.set_timeout if self.settings.sandbox_id is None else self.vendors.connect
         await first_of(self._follow(), self.answer(), self.renew_each(seconds / 3, lambda: renew(seconds)))
 
     async def _follow(self) -> None:

@@ -23,7 +23,7 @@ def owner_labels() -> dict[str, str]:
     boot, namespace = _boot()
     return {
         LABEL: __version__,
-        f"{LABEL}.host": platform.node(),
+        f"{LABEL}.host": _host(),
         f"{LABEL}.boot": boot,
         f"{LABEL}.namespace": namespace,
         f"{LABEL}.process": f"{os.getpid()}:{_started(os.getpid())}",
@@ -35,7 +35,7 @@ def is_stray(labels: Mapping[str, str]) -> bool:
 
     False for what belongs to another machine or to another container's processes: those can't be looked at from here.
     """
-    if LABEL not in labels or labels.get(f"{LABEL}.host") != platform.node():
+    if LABEL not in labels or labels.get(f"{LABEL}.host") != _host():
         return False
     boot, namespace = _boot()
     if labels.get(f"{LABEL}.boot") != boot:
@@ -52,6 +52,14 @@ def is_stray(labels: Mapping[str, str]) -> bool:
     except OSError:  # it lives and is another user's
         return False
     return _started(int(pid)) != started
+
+
+def _host() -> str:
+    """A name of this machine. Those that others gave it are given to several: clones, runners, "localhost"."""
+    machine = ""
+    with contextlib.suppress(OSError):
+        machine = Path("/etc/machine-id").read_text("ascii").strip()
+    return f"{platform.node()} {machine}".strip()
 
 
 def _boot() -> tuple[str, str]:

@@ -98,9 +98,10 @@ class RemoteEnvironment(Environment, frozen=True, kw_only=True):
     def sandbox(self, machine: Machine, scope: Scope) -> RemoteSandbox:
         """The sandbox on a machine that was started; it boots when it is first used."""
         required = ROWS if self.isolation == "strict" else ()
-        return RemoteSandbox(
-            machine, self.options(machine), self.report(), threads=threads_of(scope), required=required
-        )
+        threads = threads_of(scope)
+        sandbox = RemoteSandbox(machine, self.options(machine), self.report(), threads=threads, required=required)
+        sandbox.start_timeout = min(sandbox.start_timeout, self.start_timeout)
+        return sandbox
 
     def options(self, machine: Machine) -> Options:
         """What the keeper is told."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -16,6 +16,8 @@ from .spool import Spool
 
 MOST_DOCUMENTS = 1_000_000
 """Files of one context."""
+Tell = Callable[[str, int, "int | None"], None]
+"""Is told what is on its way, the bytes so far, and how many there will be, where that is known."""
 _MAGIC = frozenset("*?[")
 
 

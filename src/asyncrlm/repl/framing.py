@@ -11,12 +11,10 @@ import msgspec
 from ..errors import ProtocolError
 from .messages import Answer, Call, Done, FromWorker, Output, ToWorker
 from .reading import Stopped, read_json
-from .worker.bounds import MAX_FRAME
+from .worker.bounds import MAX_FRAME, MAX_VARIABLES
 
 LARGE = 1 << 17
 """Bytes of a frame beyond which it is read in a worker thread."""
-MOST_VARIABLES = 200
-"""Variables that `done` may name."""
 MOST_OF_VARIABLES = 1 << 20
 """Characters of their names and types, and of their values."""
 MOST_OF_A_NAME = 10_000
@@ -74,8 +72,8 @@ def _checked(frame: FromWorker) -> FromWorker:
         _ = frame.text
     elif type(frame) is Done:
         for names in (frame.variables, frame.values):
-            if len(names) > MOST_VARIABLES:
-                raise ValueError(f"more than {MOST_VARIABLES} variables")
+            if len(names) > MAX_VARIABLES:
+                raise ValueError(f"more than {MAX_VARIABLES} variables")
             if sum(len(name) + len(text) for name, text in names.items()) > MOST_OF_VARIABLES:
                 raise ValueError(f"more than {MOST_OF_VARIABLES:,} characters of variables")
     elif type(frame) is Output and len(frame.data) > LARGE:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
-from collections.abc import AsyncIterable, Callable
+from collections.abc import AsyncIterable
 from typing import Any, Protocol, cast
 
 import anyio
@@ -14,12 +14,10 @@ import anyio.to_thread
 from ..caught import described, is_own
 from ..errors import ConfigurationError
 from .context import check_prompt_type, resolved
-from .files import HostFile
+from .files import HostFile, Tell
 from .spool import Spool
 from .web import Web, fetch, is_url
 
-Tell = Callable[[str, int, "int | None"], None]
-"""Is told a name, the bytes that came, and how many there will be, where that is known."""
 PIECE = 1 << 20
 """Bytes read or written at a time."""
 

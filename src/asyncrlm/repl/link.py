@@ -13,7 +13,7 @@ from ..errors import ConfigurationError, ProtocolError, RLMError, SandboxLost
 from .broker import Broker
 from .channel import Channel
 from .context import LoadPlan, plan_load
-from .files import HostFile
+from .files import HostFile, Tell
 from .messages import (
     Answer,
     Call,
@@ -30,7 +30,7 @@ from .raised import innermost
 from .resources import CLOSE_GRACE
 from .room import Room
 from .sandbox import Exit, Printed, Report, Sandbox
-from .uploads import Tell, Uploads
+from .uploads import Uploads
 from .worker.bounds import MAX_FRAME
 
 MAX_CODE = MAX_FRAME // 12 - 1000

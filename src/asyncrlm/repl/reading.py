@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import msgspec
 
+from .worker.bounds import MAX_CONTAINERS
+
 PIECE = 1 << 15
 """Characters that are parsed in one go."""
-MAX_CONTAINERS = 1_000_000
-"""Lists and dicts in one frame. Each costs the host twenty times its bytes, and every garbage collection walks them."""
 MAX_DEPTH = 350
 """Deepest nesting; of values, `worker/codec.py` allows less."""
 

@@ -15,6 +15,7 @@ import msgspec
 from ..errors import ConfigurationError, RLMError, SandboxLost
 from .broker import Broker, Services, SubCall, ToolRecord
 from .clock import CellClock, Verdict
+from .files import Tell
 from .link import Link, check_code
 from .outcome import CellOutcome, SubmittedAnswer, lost_between, outcome_of, submitted
 from .resources import CLOSE_GRACE, threads_of
@@ -23,7 +24,6 @@ from .shelf import Shelf
 from .tool_desk import ToolDesk
 from .tool_loading import init_frame, load_tools
 from .tools import HostTools
-from .uploads import Tell
 from .web import Web
 
 GRACE = 2.0

@@ -10,8 +10,6 @@ from typing import Any
 
 from msgspec import Struct
 
-MOST_COLUMNS = 20
-
 
 class TableInfo(Struct, frozen=True):
     """What a table is."""

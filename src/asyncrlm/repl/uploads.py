@@ -11,11 +11,8 @@ import anyio.from_thread
 
 from ..errors import ConfigurationError
 from .context import exactly
-from .files import HostFile
+from .files import HostFile, Tell
 from .sandbox import Sandbox
-
-Tell = Callable[[str, int, "int | None"], None]
-"""Is told what is uploaded, the bytes so far, and how many there will be, where that is known."""
 
 
 class _Kept:

@@ -7,7 +7,6 @@ import ipaddress
 import socket
 import ssl
 import zlib
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
@@ -16,7 +15,7 @@ from msgspec import Struct
 
 from .._version import __version__
 from ..errors import ConfigurationError
-from .files import HostFile
+from .files import HostFile, Tell
 from .spool import Spool
 
 if TYPE_CHECKING:
@@ -63,9 +62,7 @@ def is_url(value: Any) -> bool:
     return kind.__name__ == "URL" and kind.__module__.partition(".")[0] in ("httpx", "httpx2")
 
 
-async def fetch(
-    url: str, web: Web, threads: anyio.CapacityLimiter, tell: Callable[[str, int, int | None], None]
-) -> HostFile:
+async def fetch(url: str, web: Web, threads: anyio.CapacityLimiter, tell: Tell) -> HostFile:
     """The document at `url`: a text where its type or charset says so, or nothing says anything and it is UTF-8.
 
     Raises:
@@ -115,9 +112,7 @@ def _certificate(error: BaseException | None) -> str | None:
 class _Download:
     """One document, over as many attempts as it takes."""
 
-    def __init__(
-        self, url: httpx2.URL, web: Web, threads: anyio.CapacityLimiter, tell: Callable[[str, int, int | None], None]
-    ) -> None:
+    def __init__(self, url: httpx2.URL, web: Web, threads: anyio.CapacityLimiter, tell: Tell) -> None:
         self._url, self._web, self._threads, self._tell = url, web, threads, tell
         self.name = f"{url.scheme}://{url.host}{url.path}"  # neither a password nor a query, which may hold a key
         self._spool = Spool()
@@ -212,9 +207,11 @@ class _Download:
 
     def _goes_on(self, headers: httpx2.Headers) -> bool:
         """Whether what comes is the part that was asked for, of what is there."""
+        if self._validator is None:  # all of it was asked for
+            return False
         span, _, whole = headers.get("content-range", "").partition("/")
         tag = headers.get("etag", self._validator)
-        if not span.startswith(f"bytes {self._received}-") or (tag != self._validator and _is_tag(self._validator)):
+        if not span.startswith(f"bytes {self._received}-") or (_is_tag(self._validator) and tag != self._validator):
             return False
         self._whole = int(whole) if whole.isdecimal() else None
         return True
@@ -304,8 +301,8 @@ class _Download:
         )
 
 
-def _is_tag(validator: str | None) -> bool:
-    return validator is not None and validator.startswith('"')
+def _is_tag(validator: str) -> bool:
+    return validator.startswith('"')
 
 
 def is_public(address: Address) -> bool:

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 Flow = tuple[Hashable, Hashable]
 """The tenant and the run that a request belongs to. A run without a tenant is a tenant of its own."""
 
-NO_FLOW: Flow = (None, None)
+
+def flow_of(run_id: str, tenant: Hashable) -> Flow:
+    """That of a run; `tenant` may be None."""
+    return (run_id if tenant is None else ("tenant", tenant), run_id)
 
 
 class Waiter:

@@ -11,7 +11,7 @@ class Gate:
     """At most `limit` holders at once, first come, first served.
 
     A free permit is had without giving way to other tasks. A permit handed to a task that is cancelled at that very
-    moment goes on to the next one.
+    moment goes on to the next one. (Not `anyio.Semaphore`: who is cancelled there looks through all that wait.)
     """
 
     __slots__ = ("_free", "_waiting", "limit")

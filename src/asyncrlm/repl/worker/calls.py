@@ -6,7 +6,7 @@ import re
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from .bounds import MAX_FRAME
+from .bounds import MAX_CONTAINERS, MAX_FRAME
 from .wire import Waiter, Wire
 
 if TYPE_CHECKING:
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MAX_CONTAINERS = 999_000
-"""Lists and dicts in one frame; the host takes a few more."""
+_MAX_CONTAINERS = MAX_CONTAINERS - 1_000
+"""Lists and dicts in one call: a few are the frame's own."""
 _QUOTED = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
 
 _PIECE = 256 * 1024
@@ -52,9 +52,9 @@ class _Outbox(Generic[T]):
                 frame = f'{{"t":"call","id":{call}{self._group},{body}}}\n'.encode("ascii")
                 if len(frame) > MAX_FRAME:
                     raise ValueError(f"too long: {len(frame):,} bytes in one call, at most {MAX_FRAME:,} can be sent")
-                if len(frame) > 2 * MAX_CONTAINERS and _containers(body) > MAX_CONTAINERS:
+                if len(frame) > 2 * _MAX_CONTAINERS and _containers(body) > _MAX_CONTAINERS:
                     raise ValueError(
-                        f"more than {MAX_CONTAINERS:,} lists and dicts in one call: "
+                        f"more than {_MAX_CONTAINERS:,} lists and dicts in one call: "
                         "send them as text, json.dumps(...), or in several calls"
                     )
                 frames.append((call, frame))
@@ -65,7 +65,7 @@ class _Outbox(Generic[T]):
 
 def _containers(text: str) -> int:
     """Lists and dicts in JSON."""
-    if text.count("[") + text.count("{") <= MAX_CONTAINERS:
+    if text.count("[") + text.count("{") <= _MAX_CONTAINERS:
         return 0
     bare = _QUOTED.sub("", text)
     return bare.count("[") + bare.count("{")

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from . import report, spelling
+from .bounds import MAX_VARIABLES
 from .guard import leave
 from .loops import interrupted
 from .replies import BUILTINS
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from .stdio import Stdio
     from .wire import Wire
 
-MAX_VARIABLES = 200
-"""Most names that `done` lists."""
 MAX_VALUE = 200
 """Characters of a value that `done` shows."""
 _NO_ANSWER = (

@@ -51,6 +51,7 @@ _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _REMOVE_FILE = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 5
 _MAKE_CHAR, _MAKE_BLOCK, _TRUNCATE = 1 << 6, 1 << 11, 1 << 14
 _ON_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE  # the rights a rule on a file may hold
+_BIND_TCP, _CONNECT_TCP = 1, 2
 SCOPE_ABSTRACT_SOCKET, SCOPE_SIGNAL = 1, 2
 
 
@@ -151,7 +152,8 @@ def open_rules(packages: Iterable[str]) -> list[tuple[int, int]]:
 def landlock(rules: Iterable[Rule], network: bool = False) -> None:
     """Only what `rules` say may be opened; no TCP unless `network`; signals and abstract sockets reach this domain
     only."""
-    restrict(rules, _ALL_RIGHTS, 3 if LANDLOCK_ABI >= 4 and not network else 0, 3 if LANDLOCK_ABI >= 6 else 0)
+    scopes = SCOPE_ABSTRACT_SOCKET | SCOPE_SIGNAL if LANDLOCK_ABI >= 6 else 0
+    restrict(rules, _ALL_RIGHTS, _BIND_TCP | _CONNECT_TCP if LANDLOCK_ABI >= 4 and not network else 0, scopes)
 
 
 # ---- limits and capabilities -----------------------------------------------------------------------------------------
