@@ -39,10 +39,6 @@ MOST_REFUSALS = 5_000
 MOST_TASKS = 2_048
 """Calls of one model or tool served at once, unless more requests may be in flight. What a worker may have
 unanswered beyond waits as frames, which are much smaller: every garbage collection walks all that a task holds."""
-MOST_OF_A_SCHEMA = 20_000
-"""Values of `schema=`, as it comes: some stand for others."""
-SLICE = 4_096
-"""Calls dropped in a row before other tasks get their turn."""
 
 
 class SubCall(Struct, frozen=True):
