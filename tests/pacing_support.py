@@ -17,7 +17,7 @@ from asyncrlm.lm.pacing.fallback import Member
 from asyncrlm.lm.pacing.gate import Gate
 from asyncrlm.lm.pacing.limits import rate_hints
 from asyncrlm.lm.pacing.pacer import account_of
-from asyncrlm.lm.pacing.retrying import DEFAULT_ATTEMPTS
+from asyncrlm.lm.pacing.retrying import DEFAULT_ATTEMPTS, load
 from asyncrlm.lm.pacing.sending import Way, sent
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ async def all_at_once(count: int, one: Callable[[int], Awaitable[Any]]) -> None:
 
 
 def on_a_jumping_clock(main: Callable[[], Awaitable[None]]) -> None:
+    load()  # in a thread it would be, for which this clock does not wait
     anyio.run(main, backend="trio", backend_options={"clock": trio.testing.MockClock(autojump_threshold=0)})
 
 

@@ -36,7 +36,7 @@ class Limits(TypedDict):
 
 
 class Account:
-    """Gives the permits of one account on one event loop; meets `Turns`.
+    """Gives the permits of one account on one event loop.
 
     Args:
         max_concurrent: Requests in flight at most; None as of `Pacer`.

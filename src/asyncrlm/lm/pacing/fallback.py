@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from ...ledger import Price
     from ..base import LMClient, LMReply, LMUsage
+    from .account import Account
     from .pace import Permit
-    from .turns import Turns
 
 OWN_FAULT: frozenset[LMErrorKind] = frozenset({"bad_request"})
 """Failures that are the request's fault: another model would refuse it too."""
@@ -52,7 +52,7 @@ class Member:
 
     __slots__ = ("_rests_until", "client", "failed", "place", "shares", "turns")
 
-    def __init__(self, client: LMClient, turns: Turns, *, shares: bool = False, place: str = "") -> None:
+    def __init__(self, client: LMClient, turns: Account, *, shares: bool = False, place: str = "") -> None:
         self.client = client
         self.place = place
         self.turns = turns

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import random
+import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -33,6 +34,11 @@ OnWait = Callable[[int, float, LMError], None]
 def load() -> None:
     """Load what retrying needs: it is too late once there are no files left to read it from."""
     importlib.import_module("tenacity")  # not with this module: it takes as long as the whole of this package
+
+
+def is_loaded() -> bool:
+    """Whether nothing is left to load."""
+    return "tenacity" in sys.modules
 
 
 async def retried(
