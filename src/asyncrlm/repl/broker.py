@@ -39,6 +39,8 @@ MOST_REFUSALS = 5_000
 MOST_TASKS = 2_048
 """Calls of one model or tool served at once, unless more requests may be in flight. What a worker may have
 unanswered beyond waits as frames, which are much smaller: every garbage collection walks all that a task holds."""
+SLICE = 4_096
+"""Calls dropped in a row before other tasks get their turn."""
 
 
 class SubCall(Struct, frozen=True):

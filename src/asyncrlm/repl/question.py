@@ -11,8 +11,6 @@ from .worker import codec
 
 MOST_OF_A_SCHEMA = 20_000
 """Values of `schema=`, as it comes: some stand for others."""
-SLICE = 4_096
-"""Calls dropped in a row before other tasks get their turn."""
 
 
 def asked_for(call: Call) -> tuple[str | list[dict[str, Any]], Any]:
