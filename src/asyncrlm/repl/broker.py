@@ -20,8 +20,8 @@ from .channel import Channel
 from .clock import CellClock
 from .framing import LARGE, MOST_OF_A_NAME, encode_frame
 from .messages import Call, Cancel, Reply
+from .question import asked_for
 from .raised import innermost
-from .reading import holds_more
 from .room import Room
 from .shelf import PASSED
 from .tool_desk import ToolDesk, ToolFailure
@@ -39,8 +39,6 @@ MOST_REFUSALS = 5_000
 MOST_TASKS = 2_048
 """Calls of one model or tool served at once, unless more requests may be in flight. What a worker may have
 unanswered beyond waits as frames, which are much smaller: every garbage collection walks all that a task holds."""
-MOST_OF_A_SCHEMA = 20_000
-"""Values of `schema=`, as it comes: some stand for others."""
 SLICE = 4_096
 """Calls dropped in a row before other tasks get their turn."""
 
@@ -272,7 +270,7 @@ class Broker:
         try:
             prompt, schema = call.prompt, call.schema
             if type(prompt) is not str or schema is not None:
-                prompt, schema = await self._read(call, _asked_for)
+                prompt, schema = await self._read(call, asked_for)
             kind = cast("Literal['llm', 'rlm']", call.kind)
             serve = self._services.llm if kind == "llm" else self._services.rlm
             text = await serve(SubCall(kind, prompt, call.model, schema, call.group, call.id))
@@ -351,53 +349,6 @@ class Broker:
 
 def _cancelled(number: int) -> Reply:
     return Reply(id=number, error="cancelled", kind="cancelled")
-
-
-def _asked_for(call: Call) -> tuple[str | list[dict[str, Any]], Any]:
-    """Prompt and schema of a call."""
-    if holds_more(call.schema, MOST_OF_A_SCHEMA):  # found out before it is made anew
-        raise LMError(f"schema= is too large: it has more than {MOST_OF_A_SCHEMA:,} values", kind="bad_request")
-    prompt = check_prompt(codec.decode(call.prompt))
-    if call.kind == "llm" and not isinstance(prompt, str):
-        prompt = [{**message, "content": _text(message["content"], number)} for number, message in enumerate(prompt)]
-    return prompt, None if call.schema is None else codec.decode(call.schema)
-
-
-def check_prompt(prompt: Any) -> str | list[dict[str, Any]]:
-    """The prompt of a sub-call, if it is one.
-
-    Raises:
-        LMError: if it is neither a text nor a list of messages.
-    """
-    if isinstance(prompt, str):
-        return prompt
-    messages = cast("list[Any]", prompt) if isinstance(prompt, list) else []
-    if messages and all(
-        isinstance(m, dict) and {"role", "content"} <= cast("dict[Any, Any]", m).keys() for m in messages
-    ):
-        return messages
-    text = 'a prompt must be a str or a list of {"role": ..., "content": ...} messages'
-    raise LMError(text, kind="bad_request")
-
-
-def _text(content: Any, number: int) -> str:
-    """The content of a message as a text: its parts may be lists of texts, as in the vendors' own form."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        what = type(content).__name__
-        raise LMError(f"the content of message {number} must be text, not {what}", kind="bad_request")
-    return "".join([_part(part, number) for part in cast("list[Any]", content)])
-
-
-def _part(part: Any, number: int) -> str:
-    kind = type(part).__name__
-    if isinstance(part, dict):
-        fields = cast("dict[Any, Any]", part)
-        part, kind = fields.get("text"), str(fields.get("type", kind))[:40]
-    if not isinstance(part, str):
-        raise LMError(f"the content of message {number} has a part that is no text ({kind})", kind="bad_request")
-    return part
 
 
 def describe_error(error: BaseException) -> str:
