@@ -10,7 +10,7 @@ from contextvars import ContextVar
 import anyio
 import pytest
 
-from asyncrlm import AsyncRLM, LMError, Repl
+from asyncrlm import AsyncRLM, ConfigurationError, LMError, Repl
 from asyncrlm.events import CellFinished, ListenerFailed
 
 from .cases.runs import nothing_left
@@ -128,12 +128,12 @@ async def test_a_model_that_cancels_itself_ends_its_run_alone() -> None:
     assert (await AsyncRLM(gives_up).acompletion("CTX")).response == "done"
 
 
-async def test_what_ends_a_program_is_raised_where_it_was_called() -> None:
+async def test_what_ends_a_program_is_in_an_iterator_its_failure() -> None:
     async def context() -> AsyncGenerator[str]:
         yield "CTX"
         raise SystemExit(3)
 
-    with nothing_left(), pytest.raises(SystemExit):
+    with nothing_left(), pytest.raises(ConfigurationError, match="iterator given as prompt raised SystemExit: 3"):
         await AsyncRLM(scripted()).acompletion(context())
 
 

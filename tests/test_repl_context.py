@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from asyncrlm import ConfigurationError, Repl
 from asyncrlm.repl import context as context_module
-from asyncrlm.repl.context import check_prompt_type, describe, plan_load
+from asyncrlm.repl.context import check_prompt_type, describe, plan_load, plan_tool
 from asyncrlm.repl.worker import codec
 
 ODD_TEXTS = [
@@ -164,12 +164,12 @@ def test_a_frame_of_pandas_is_refused_with_a_cure() -> None:
 
 def test_tool_values_may_be_pickled() -> None:
     zone = datetime.timezone(datetime.timedelta(hours=1))
-    plan = plan_load("zone", zone, tool=True)
+    plan = plan_tool("zone", zone)
     assert plan.form == "pickle"
     assert pickle.loads(b"".join(plan.chunks())) == zone
-    assert pickle.loads(b"".join(plan_load("p", Path("/nowhere"), tool=True).chunks())) == Path("/nowhere")
+    assert pickle.loads(b"".join(plan_tool("p", Path("/nowhere")).chunks())) == Path("/nowhere")
     with pytest.raises(ConfigurationError, match="can neither be encoded nor pickled"):
-        plan_load("zone", lambda: 1, tool=True)
+        plan_tool("zone", lambda: 1)
 
 
 @pytest.mark.parametrize(
