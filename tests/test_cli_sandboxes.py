@@ -120,6 +120,7 @@ def test_wrong_usage(cli: Command, arguments: tuple[str, ...], said: str) -> Non
     assert said in ran.err
 
 
+@pytest.mark.soak
 def test_a_container_can_be_used(cli: Command, docker_host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("aiodocker")
     monkeypatch.setenv("DOCKER_HOST", docker_host)

@@ -153,6 +153,7 @@ def test_a_request_that_alone_is_refused_uses_up_its_attempts() -> None:
 # --- turns ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 async def test_ten_prompts_of_one_run_do_not_wait_behind_ten_thousand_of_another() -> None:
     order: list[str] = []
 

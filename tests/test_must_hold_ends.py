@@ -131,6 +131,7 @@ def test_a_host_killed_together_with_its_template_leaves_no_process(folder: Path
 
 
 @both
+@pytest.mark.soak
 async def test_what_such_a_death_left_on_disk_is_swept_at_the_next_start(folder: Path) -> None:
     await anyio.to_thread.run_sync(test_a_host_killed_together_with_its_template_leaves_no_process, folder)
     with anyio.fail_after(10):
