@@ -318,29 +318,33 @@ async def test_a_reply_longer_than_a_frame_is_an_error_reply(monkeypatch: pytest
     assert replies[1] == {"value": "xxxxx"}
 
 
+async def _begin_cell(link: Link, sandbox: FakeSandbox, group: anyio.abc.TaskGroup) -> None:
+    """Greet the worker, and begin a cell whose calls are served."""
+    group.start_soon(link.run)
+    await sandbox.outward.send(b'{"t":"ready","version":1,"python":"3"}\n')
+    await link.ready.wait()
+    broker = Broker(
+        group,
+        link.channel,
+        FunctionServices(),
+        HostTools(),
+        CellClock(None, sandbox.cpu_seconds),
+        desk=ToolDesk(),
+        room=link.room,
+        threads=anyio.CapacityLimiter(1),
+    )
+    link.begin_cell(1, "", broker)
+
+
 @pytest.mark.parametrize("direct", [True, False])
 async def test_a_worker_that_takes_no_replies_runs_out_of_credit(direct: bool) -> None:
     call = b'{"t":"call","id":%d,"kind":"limits"}\n'
     sandbox = FakeSandbox(capacity=500, direct=direct)
     link = Link(sandbox)
     link.channel = Channel(sandbox, link, credit=2_000)
-    clock = CellClock(None, sandbox.cpu_seconds)
     with anyio.fail_after(10):
         async with anyio.create_task_group() as group:
-            group.start_soon(link.run)
-            await sandbox.outward.send(b'{"t":"ready","version":1,"python":"3"}\n')
-            await link.ready.wait()
-            broker = Broker(
-                group,
-                link.channel,
-                FunctionServices(),
-                HostTools(),
-                clock,
-                desk=ToolDesk(),
-                room=link.room,
-                threads=anyio.CapacityLimiter(1),
-            )
-            link.begin_cell(1, "", broker)
+            await _begin_cell(link, sandbox, group)
             for number in range(200):  # each is answered at once, and its answer read
                 await sandbox.outward.send(call % number)
                 while f'"id":{number},'.encode() not in sandbox.inward.data:
@@ -374,20 +378,7 @@ async def test_credit_is_back_before_the_worker_can_know_it() -> None:
     link.channel = Channel(sandbox, link, credit=len(second))
     with anyio.fail_after(10):
         async with anyio.create_task_group() as group:
-            group.start_soon(link.run)
-            await sandbox.outward.send(b'{"t":"ready","version":1,"python":"3"}\n')
-            await link.ready.wait()
-            broker = Broker(
-                group,
-                link.channel,
-                FunctionServices(),
-                HostTools(),
-                CellClock(None, sandbox.cpu_seconds),
-                desk=ToolDesk(),
-                room=link.room,
-                threads=anyio.CapacityLimiter(1),
-            )
-            link.begin_cell(1, "", broker)
+            await _begin_cell(link, sandbox, group)
             await sandbox.outward.send(second.replace(b"1", b"0"))
             await sandbox.inward.receive()
             while b'"reply"' not in await sandbox.inward.receive():

@@ -156,7 +156,7 @@ class Run:
             if anyio.current_time() >= self.tree.deadline:
                 self.tree.time_is_up()
             if (limit := self.tree.limit) is not None:
-                outcome["error"] = f"{type(limit).__name__}: {limit}"
+                outcome["error"] = described(limit)
             raise
         finally:
             self._telling.run_finished(seconds=self.seconds, **outcome)

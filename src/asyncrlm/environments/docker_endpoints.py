@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from ..caught import described
 from ..errors import ConfigurationError
 
 
@@ -96,7 +97,7 @@ def _of_context(name: str) -> Endpoint:
         endpoint = meta["Endpoints"]["docker"]
         url = str(endpoint["Host"])
     except (OSError, msgspec.DecodeError, KeyError, TypeError) as e:
-        raise ConfigurationError(f"the docker context {name!r} can't be used: {type(e).__name__}: {e}") from e
+        raise ConfigurationError(f"the docker context {name!r} can't be used: {described(e)}") from e
     certificates = folder / "tls" / digest / "docker"
     verify = not endpoint.get("SkipTLSVerify", False)
     secured = certificates.is_dir() or url.startswith("https:")

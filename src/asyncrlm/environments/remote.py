@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, cast
 import anyio
 import msgspec
 
+from ..caught import described, said
 from ..errors import ConfigurationError, RLMError, SandboxLost
 from ..repl.resources import threads_of
 from ..repl.sandbox import Environment, Report, Scope
@@ -135,7 +136,7 @@ def describe(error: BaseException) -> str:
     """An error of a vendor's SDK in a line; of a group, those inside."""
     if isinstance(error, BaseExceptionGroup):
         return "; ".join(map(describe, cast("BaseExceptionGroup[BaseException]", error).exceptions))
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return described(error) if said(error) else type(error).__name__
 
 
 def asyncio_only(name: str) -> None:

@@ -11,6 +11,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
+from ..caught import described
 from ..errors import ConfigurationError
 from ..repl.raised import innermost
 from ..repl.sandbox import Printed, Report, Sandbox, check_file_name
@@ -176,8 +177,7 @@ class RemoteSandbox(Sandbox):
         try:
             await self.machine.run()
         except Exception as failed:  # noqa: BLE001 -- it ends this sandbox, and `fate` tells
-            error = innermost(failed)
-            self._lost = f"{type(error).__name__}: {error}"
+            self._lost = described(innermost(failed))
             self._hang_up()
 
     # ---- output ----

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ...caught import described
 from ...errors import ConfigurationError, LMError
 from ...money import Settlement
 from ..base import LMReply, LMRequest
@@ -230,7 +231,7 @@ class ReplyStore:
         except sqlite3.Error as error:
             raise OSError(f"{self.path}: {error}") from error
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError, msgspec.MsgspecError) as error:
-            raise OSError(f"{self.path} is damaged: {type(error).__name__}: {error}") from error
+            raise OSError(f"{self.path} is damaged: {described(error)}") from error
 
     @contextmanager
     def _written(self) -> Generator[None]:

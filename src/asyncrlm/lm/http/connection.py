@@ -15,6 +15,7 @@ import anyio
 import msgspec
 from msgspec import Struct
 
+from ...caught import described
 from ...errors import LMError
 from ..arguments import argument_problem
 from ..base import LMClient, LMDelta, LMReply, LMRequest
@@ -202,7 +203,7 @@ class Connection:
         """The error for what nobody expects of an http client: one that was closed, a hook of the caller's."""
         if getattr(self._http, "is_closed", False):
             return LMError("the http client is closed", kind="connection")
-        shown = redacted(f"{type(error).__name__}: {error}".rstrip(": "), secrets or self._secrets)
+        shown = redacted(described(error).rstrip(": "), secrets or self._secrets)
         return LMError(f"sending to {self.host} failed: {shown}", kind="other", charged=True)
 
     async def _next_events(

@@ -6,6 +6,7 @@ import socket
 import ssl
 from typing import Any
 
+from ...caught import described
 from ...errors import LMError
 from .endpoints import is_loopback
 from .secrecy import redacted
@@ -20,7 +21,7 @@ def classified(
     causes = _chain(fault)
     # The SDKs' aiohttp transports report a lost connection as one that was never had: the cause tells.
     deepest = next((cause for cause in causes if type(cause).__module__.startswith("aiohttp")), fault)
-    text = redacted(f"{type(deepest).__name__}: {deepest}".rstrip(": "), secrets)
+    text = redacted(described(deepest).rstrip(": "), secrets)
     connecting = type(deepest).__name__ in ("ConnectTimeout", "PoolTimeout", "ConnectionTimeoutError")
     if isinstance(deepest, TimeoutError | library.TimeoutException):
         return LMError(

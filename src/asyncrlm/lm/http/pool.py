@@ -12,6 +12,7 @@ import anyio
 import anyio.to_thread
 from msgspec import Struct
 
+from ...backend import on_trio
 from ...errors import ConfigurationError
 from ..pacing.limits import open_files_share
 from .endpoints import ApiKey, fingerprint
@@ -119,7 +120,7 @@ def fault_types(library: Any) -> tuple[type[Exception], ...]:
     return (*faults, aiohttp.ClientError)
 
 
-def _own_http_client(settings: ConnectionSettings, sdk: Any, library: str) -> Any:
+def _own_http_client(settings: ConnectionSettings, sdk: Any, trio: bool) -> Any:
     import httpx2  # noqa: PLC0415 - loaded with the SDK
 
     limit = open_files_share(MAX_CONNECTIONS)
@@ -133,17 +134,15 @@ def _own_http_client(settings: ConnectionSettings, sdk: Any, library: str) -> An
         "limits": httpx2.Limits(max_connections=limit, max_keepalive_connections=limit, keepalive_expiry=IDLE),
         "verify": not plain,
     }
-    if library == "asyncio":
-        return sdk.DefaultAioHttpClient(**arguments)
-    return sdk.DefaultAsyncHttpxClient(**arguments)
+    if trio:
+        return sdk.DefaultAsyncHttpxClient(**arguments)
+    return sdk.DefaultAioHttpClient(**arguments)
 
 
 def idle_at_most(settings: ConnectionSettings) -> float:
     """Seconds after which the pool has surely closed a connection that had no request."""
-    import sniffio  # noqa: PLC0415 - comes with the SDK
-
     # aiohttp looks every IDLE seconds for those that are older; httpx2 when the next request comes.
-    by_itself = settings.http_client is None and sniffio.current_async_library() == "asyncio"
+    by_itself = settings.http_client is None and not on_trio()
     return 2 * IDLE + 5 if by_itself else math.inf
 
 
@@ -159,11 +158,8 @@ async def http_client(settings: ConnectionSettings, sdk: Any) -> AsyncGenerator[
         http_library(settings.http_client)
         yield settings.http_client
         return
-    import sniffio  # noqa: PLC0415 - comes with the SDK
-
-    library, limiter = sniffio.current_async_library(), anyio.CapacityLimiter(1)
     # In a thread: the first one loads more modules, and certificates are read from the disk.
-    http = await anyio.to_thread.run_sync(_own_http_client, settings, sdk, library, limiter=limiter)
+    http = await anyio.to_thread.run_sync(_own_http_client, settings, sdk, on_trio(), limiter=anyio.CapacityLimiter(1))
     try:
         yield http
     finally:
